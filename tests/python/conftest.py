@@ -1,5 +1,6 @@
 """Fixtures: a token file, a weight file, and real mounts."""
 
+import gc
 import os
 import re
 import signal
@@ -37,13 +38,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # Files that take minutes. They come first, so that the processes that share the tests end at the same time.
 LONG = (
-    "test_nfs.py",
     "test_weights_memory.py",
     "test_safetensors_clients.py",
     "test_demo.py",
     "test_packaging.py",
     "test_torch_ranks.py",
 )
+# It waits for the guest that was booted before the first test, and so comes last.
+LAST = "test_nfs.py"
 
 
 # With `--quick` these are left out.
@@ -71,20 +73,38 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [
             item for item in items if LONG_MARKS.isdisjoint(mark.name for mark in item.iter_markers())
         ]
-    places = {name: place for place, name in enumerate(LONG)}
+    places = {name: place for place, name in enumerate(LONG)} | {LAST: len(LONG) + 1}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 
 
 def pytest_collection_finish(session):
-    """Boots the guest before the first test: its checks run for minutes, mostly waiting.
+    """Boots the guest before the first test: its checks run for minutes, mostly waiting."""
+    # What is there now is for ever: a collection in a test need not look at all tests and frameworks.
+    gc.collect()
+    gc.freeze()
+    is_worker = hasattr(session.config, "workerinput")
+    if not is_worker and not session.config.option.collectonly:
+        _boot_if_needed(session.config, [item.nodeid for item in session.items])
 
-    With pytest-xdist only the worker that runs test_nfs.py boots it.
-    """
-    needs_guest = any(item.path.name == "test_nfs.py" for item in session.items)
-    if needs_guest and not session.config.option.collectonly and not hasattr(session.config, "workerinput"):
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """With pytest-xdist the controller boots the guest, and tells each worker where it is."""
+    from support import nfs_guest
+
+    node.workerinput["guest_folder"] = str(nfs_guest.folder_of(node.config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node, ids):
+    _boot_if_needed(node.config, ids)
+
+
+def _boot_if_needed(config, ids):
+    if any("test_nfs.py::" in each for each in ids):
         from support import nfs_guest
 
-        nfs_guest.boot(session.config)
+        nfs_guest.boot(config)
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from support import nfs_checks
-from support.nfs_guest import GUEST, boot
+from support.nfs_guest import outcome
 
-# The first test waits for the guest: three minutes, and ten beside other programs.
+# The first test waits for the guest, which is booted before all tests: three minutes, and ten beside other programs.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1100)]
 SECONDS = 900
 # A check needs a mount of its kind.
@@ -17,12 +17,7 @@ CASES += nfs_checks.OUTAGES
 
 @pytest.fixture(scope="module")
 def outcomes(request):
-    if GUEST not in request.config.stash:
-        boot(request.config)
-    folder, guest = request.config.stash[GUEST]
-    if isinstance(guest, BaseException):
-        raise guest
-    console = guest.console(SECONDS)
+    folder, console = outcome(request.config, SECONDS)
     path = folder / "results"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     kernel = (folder / "kernel").read_text(errors="replace")

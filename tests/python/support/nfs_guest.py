@@ -5,6 +5,7 @@ network is needed.
 """
 
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -19,29 +20,86 @@ from support.process import PROGRAMS
 from support.real import missing, need_tool
 
 HERE = PROGRAMS / "nfs_guest"
-# The key by which pytest keeps the folder of the guest, and the guest, or the exception of its beginning.
-GUEST = pytest.StashKey()
+# The keys by which pytest keeps the folder of the guest, and the guest, or the exception of its beginning.
+FOLDER, GUEST = pytest.StashKey(), pytest.StashKey()
 MEMORY_BYTES = 1 << 30
 # To boot and to mount takes about six seconds on an idle processor.
 BOOT_SECONDS = 120
 
 
+def folder_of(config):
+    """Returns the folder of the guest of `nfs_checks`, which is there until the end of the session."""
+    if FOLDER not in config.stash:
+        folder = tempfile.TemporaryDirectory(prefix="guest-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        config.stash[FOLDER] = Path(folder.name)
+    return config.stash[FOLDER]
+
+
 def boot(config):
-    """Boots the guest of `nfs_checks`, until the end of the session."""
-    folder = tempfile.TemporaryDirectory(prefix="guest-", ignore_cleanup_errors=True)
-    config.add_cleanup(folder.cleanup)
+    """Boots the guest of `nfs_checks`, until the end of the session, if it has not been booted."""
+    if GUEST in config.stash:
+        return
+    folder = folder_of(config)
     try:
-        guest = Guest(Path(__file__).parent / "nfs_checks.py", Path(folder.name))
+        guest = Guest(Path(__file__).parent / "nfs_checks.py", folder)
     except BaseException as error:  # noqa: BLE001 - the tests that need it fail, or are skipped
         guest = error
     else:
         config.add_cleanup(guest.close)
-    config.stash[GUEST] = Path(folder.name), guest
+        # For workers, which only look for it once it is there.
+        (folder / "process").write_text(str(guest.process.pid))
+    config.stash[GUEST] = guest
+
+
+def outcome(config, seconds):
+    """Waits for the guest of `nfs_checks`. Returns its folder, and what it printed."""
+    folder = Path(getattr(config, "workerinput", {}).get("guest_folder", folder_of(config)))
+    if (folder / "process").exists() and GUEST not in config.stash:
+        process = ProcessOfAnother(int((folder / "process").read_text()))
+        return folder, console(process, folder, seconds)
+    boot(config)
+    if isinstance(config.stash[GUEST], BaseException):
+        raise config.stash[GUEST]
+    folder = folder_of(config)
+    return folder, console(config.stash[GUEST].process, folder, seconds)
+
+
+class ProcessOfAnother:
+    """What `console` needs of `subprocess.Popen`, for a guest that pytest-xdist's controller has booted.
+
+    The number stays that of the guest: the controller waits for the process when the session ends.
+    """
+
+    def __init__(self, pid):
+        self.pid = pid
+
+    def wait(self, timeout=None):
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            if not select.select([descriptor], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("guest", timeout)
+        finally:
+            os.close(descriptor)
 
 
 def run_in_guest(program, folder, seconds):
     """Runs a Python program in a new guest, which shows `folder` as /mnt/out. Returns what it printed."""
-    return Guest(program, folder).console(seconds)
+    return console(Guest(program, folder).process, folder, seconds)
+
+
+def console(process, folder, seconds):
+    """Waits for the end of a guest, and returns what was printed. A guest that is late is killed."""
+    try:
+        process.wait(BOOT_SECONDS + seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.wait()
+    path = folder / "console"
+    if not path.exists():
+        text = (folder / "kernel").read_text(errors="replace")
+        missing(f"a User Mode Linux guest (its kernel says: {text[-2000:]})")
+    return path.read_text(errors="replace")
 
 
 class Guest:
@@ -49,7 +107,6 @@ class Guest:
 
     def __init__(self, program, folder):
         """Boots. The guest ends with the program."""
-        self._folder = folder
         linux = need_tool("linux.uml")
         for name in ("rpc.nfsd", "rpc.mountd", "rpcbind", "exportfs", "modprobe"):
             if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
@@ -79,7 +136,7 @@ class Guest:
         if shutil.disk_usage("/dev/shm").free < 1.2 * MEMORY_BYTES:
             variables["TMPDIR"] = str(folder)
         with (folder / "kernel").open("wb") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -88,20 +145,8 @@ class Guest:
                 start_new_session=True,
             )
 
-    def console(self, seconds):
-        """Waits for the end, and returns what was printed. A guest that is late is killed."""
-        try:
-            self._process.wait(BOOT_SECONDS + seconds)
-        except subprocess.TimeoutExpired:
-            self.close()
-        console = self._folder / "console"
-        if not console.exists():
-            text = (self._folder / "kernel").read_text(errors="replace")
-            missing(f"a User Mode Linux guest (its kernel says: {text[-2000:]})")
-        return console.read_text(errors="replace")
-
     def close(self):
         """Kills the guest, if it has not ended."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, 9)
-            self._process.wait()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, 9)
+            self.process.wait()
