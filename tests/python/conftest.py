@@ -77,11 +77,26 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 
 
-def pytest_collection_finish(session):
-    """Boots the guest before the first test: its checks run for minutes, mostly waiting."""
-    # What is there now is for ever: a collection in a test need not look at all tests and frameworks.
+def freeze():
+    """Takes what is there now from the garbage collector.
+
+    It looks at every object whenever a test collects garbage, which takes seconds where all tests and several
+    frameworks are loaded.
+    """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """After each file, whose fixtures are gone: it may have imported a framework."""
+    if nextitem is None or nextitem.path != item.path:
+        freeze()
+
+
+def pytest_collection_finish(session):
+    """Boots the guest before the first test: its checks run for minutes, mostly waiting."""
+    freeze()
     is_worker = hasattr(session.config, "workerinput")
     if not is_worker and not session.config.option.collectonly:
         _boot_if_needed(session.config, [item.nodeid for item in session.items])

@@ -392,8 +392,10 @@ class TestPageCache:
     def test_ctrl_c_tells_how_much_is_warm(self, tmp_path):
         source = tmp_path / "source"
         source.mkdir()
-        np.zeros(256 * MIB, "u1").tofile(source / "train.bin")
-        with real.slow_fuse(source, tmp_path / "mount", bandwidth_bytes=8 * MIB) as slow:
+        # Storage delivers all of it in half a minute, and in two seconds what threads are about to read.
+        with open(source / "train.bin", "wb") as file:
+            file.truncate(2048 * MIB)
+        with real.slow_fuse(source, tmp_path / "mount", bandwidth_bytes=64 * MIB) as slow:
             command = [sys.executable, "-m", "pagestream", "warm", "--json", slow.path / "train.bin"]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
                 assert until(lambda: len(thread_names(process.pid)) > 16)  # all that read

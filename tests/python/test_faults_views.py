@@ -18,6 +18,11 @@ from support import real
 from support.process import PROGRAMS, output_of, run_python
 
 
+def torch_if(is_needed):
+    """Returns the options of a program that may need torch, and is not about the end of the interpreter."""
+    return {"with_torch": is_needed, "has_brief_end": is_needed}
+
+
 @pytest.fixture(params=["shared", "private"])
 def mode(request):
     return str(request.param)
@@ -43,7 +48,7 @@ def test_a_tensor_that_is_used_and_dropped_where_storage_fails_raises(tmp_path, 
     save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
     code = PROGRAMS / "faults_views/a_tensor_used_in_one_expression_raises.py"
     with real.slow_fuse(source, tmp_path / "mount", fail_range=(400 << 10, 500 << 10)) as slow:
-        assert output_of(code, slow.path / "f", use, with_torch=use == "clone") == "True True"
+        assert output_of(code, slow.path / "f", use, **torch_if(use == "clone")) == "True True"
 
 
 def test_on_tmpfs_and_fuse_as_well(big_file, cached_mount, mode):
@@ -112,7 +117,7 @@ def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(tmp_path,
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/a_tensor_of_a_cut_file_raises.py"
-    assert output_of(code, path, way, end, with_torch=way in TORCH_WAYS) == "True 4096"
+    assert output_of(code, path, way, end, **torch_if(way in TORCH_WAYS)) == "True 4096"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -121,7 +126,7 @@ def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path, way):
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/no_more_is_handed_out_of_a_cut_file.py"
-    assert output_of(code, path, way, with_torch=way in TORCH_WAYS) == "2"
+    assert output_of(code, path, way, **torch_if(way in TORCH_WAYS)) == "2"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -130,7 +135,7 @@ def test_zeros_of_the_last_page_are_not_handed_out(tmp_path, way):
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(64, "f4")}, path)
     code = PROGRAMS / "faults_views/zeros_of_the_last_page_are_not_handed_out.py"
-    assert str(path) in output_of(code, path, way, with_torch=way in TORCH_WAYS)
+    assert str(path) in output_of(code, path, way, **torch_if(way in TORCH_WAYS))
 
 
 def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path):
@@ -146,18 +151,19 @@ def test_threads_that_use_a_cut_file_go_on_and_the_main_thread_hears_of_it(big_f
     assert output_of(code, big_file, mode) == "4"
 
 
+TORCHS_HANDLER = "torch's worker handler"
 HANDLERS = [
     "faulthandler",
     "a Python handler",
     "the default",
-    pytest.param("torch's worker handler", marks=pytest.mark.frameworks),
+    pytest.param(TORCHS_HANDLER, marks=pytest.mark.frameworks),
 ]
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_a_handler_that_comes_later_is_passed_when_the_next_view_is_taken(big_file, handler):
     code = PROGRAMS / "faults_views/the_next_view_passes_a_handler.py"
-    assert output_of(code, big_file, "shared", handler) == "raised"
+    assert output_of(code, big_file, "shared", handler, **torch_if(handler == TORCHS_HANDLER)) == "raised"
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
@@ -165,7 +171,7 @@ def test_such_a_handler_is_passed_when_a_writable_tensor_is_taken_from_a_new_fil
     for name in ("first", "second"):
         save_file({"x": np.ones(1 << 20, "f4")}, tmp_path / name)
     code = PROGRAMS / "faults_views/a_writable_tensor_passes_a_handler.py"
-    assert output_of(code, tmp_path, handler) == "True"
+    assert output_of(code, tmp_path, handler, **torch_if(handler == TORCHS_HANDLER)) == "True"
 
 
 @pytest.mark.frameworks
@@ -174,7 +180,7 @@ def test_torch_workers_survive_a_cut_file(tmp_path):
     path = tmp_path / "w.safetensors"
     save_file({f"x{number}": np.ones(1 << 18, "f4") for number in range(8)}, path)
     code = PROGRAMS / "faults_views/torch_workers_survive_a_cut_file.py"
-    assert output_of(code, path, with_torch=True) == "MappedReadError True"
+    assert output_of(code, path, **torch_if(True)) == "MappedReadError True"
 
 
 def test_a_forked_child_survives_and_its_parent_is_not_touched(big_file, mode):

@@ -31,7 +31,8 @@ def megatron(tmp_path_factory):
         parts = np.split(tokens, np.cumsum(LENGTHS)[:-1])
         write_tokens(folder / name, parts, dtype=dtype, format="megatron")
         names.append(name)
-    done = run_python(PROGRAMS / "tokens_interchange/by_megatron.py", folder, *names)
+    program = PROGRAMS / "tokens_interchange/by_megatron.py"
+    done = run_python(program, folder, *names, with_torch=True, has_brief_end=True)
     return folder, done
 
 

@@ -319,7 +319,9 @@ def run_cut(path, kind, context="fork", guard="on"):
     with open(path, "wb") as file:
         file.truncate(32 << 20)
     environment = {**os.environ, "PAGESTREAM_FAULT_GUARD": guard}
-    return run_torch(Path(cut_under_workers.__file__), path, kind, context, env=environment)
+    return run_torch(
+        Path(cut_under_workers.__file__), path, kind, context, env=environment, has_brief_end=True
+    )
 
 
 @pytest.mark.parametrize(("context", "guard"), [("fork", "on"), ("fork", "off"), ("spawn", "on")])
