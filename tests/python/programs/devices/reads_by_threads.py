@@ -1,5 +1,6 @@
-"""Reads a cached tensor of 8 MB for a device, which is the CPU, by so many threads at most."""
+"""Reads a cached tensor of 8 MB for a device, which is the CPU, by so many threads at most, for each number given."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,13 +13,24 @@ from pagestream.safetensors import _open, safe_open
 
 from support.late_device import LateDevice
 
-path, threads = sys.argv[1], int(sys.argv[2])
+path, *numbers = sys.argv[1:]
 Path(path).read_bytes()
 with safe_open(path, "pt") as file:
     expected = file.get_tensor("large")
 late = LateDevice(delay=0)
 device_tensors.DeviceTensors._staged_for = lambda *_: late
-device_tensors.first_threads = lambda: threads
 _open.framework_on = lambda *_, **__: device_tensors.DeviceTensors(torch.device("cpu"))
-with safe_open(path, "pt", "cuda", ahead=False) as file:
-    print("same" if torch.equal(file.get_tensor("large"), expected) else "other bytes")
+
+
+def load(threads):
+    device_tensors.first_threads = lambda: threads
+    with safe_open(path, "pt", "cuda", ahead=False) as file:
+        return file.get_tensor("large")
+
+
+load(1)  # starts the threads that live as long as the process
+for number in map(int, numbers):
+    os.access(f"begins-{number}", os.F_OK)
+    found = load(number)
+    os.access(f"ends-{number}", os.F_OK)
+    print("same" if torch.equal(found, expected) else "other bytes")
