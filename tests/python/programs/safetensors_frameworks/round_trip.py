@@ -48,4 +48,4 @@ module.save_file(tensors, other, {"k": "v"})
 check(module.load_file(other), "save_file")
 assert tensors.keys() == before.keys() and all(tensors[key] is before[key] for key in before)
 assert ours.safe_open(other, "np").metadata() == {"k": "v"}
-print("well")
+print("round trip: well")
