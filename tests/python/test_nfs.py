@@ -7,7 +7,7 @@ import pytest
 from support import nfs_checks
 from support.nfs_guest import outcome
 
-# The first test waits for the guest, which is booted before all tests: three minutes, and ten beside other programs.
+# The first test waits for the guest, booted before all tests: three minutes, ten beside other programs.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1100)]
 SECONDS = 900
 # A check needs a mount of its kind.

@@ -55,8 +55,9 @@ KINDS = [pagestream.TokenLoader, pagestream.torch.TokenLoader]
 def refuses(loader, error=RuntimeError):
     """Asserts that a `DataLoader` raises such an error for its first item.
 
-    The frames of a refusal refer to each other and to the iterator. The iterator must not become cyclic garbage: it
-    would wait five seconds for each worker, because the queues that tell the workers to end would be finalized first.
+    The frames of a refusal refer to each other and to the iterator. The iterator must not become cyclic
+    garbage: it would wait five seconds for each worker, because the queues that tell the workers to end would
+    be finalized first.
     """
     with pytest.raises(error, match=SENTENCE) as refused:
         next(iter(loader))

@@ -149,7 +149,7 @@ CHANGES = (cut, replace, overwrite, unlink)
 
 @contextlib.contextmanager
 def mounted_to_change(kind, shards, tmp_path):
-    """Yields a mount, and a function that changes the checkpoints behind it, one for each change, in their folders."""
+    """Yields a mount of a checkpoint for each change, and a function that makes all changes behind it."""
     source = tmp_path / "source"
     source.mkdir()
     for change in CHANGES:

@@ -78,7 +78,7 @@ class ProcessOfAnother:
         descriptor = os.pidfd_open(self.pid)
         try:
             if not select.select([descriptor], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("guest", timeout)
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
         finally:
             os.close(descriptor)
 

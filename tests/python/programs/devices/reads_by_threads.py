@@ -1,4 +1,4 @@
-"""Reads a cached tensor of 8 MB for a device, which is the CPU, by so many threads at most, for each number given."""
+"""Reads a cached tensor of 8 MB for a device, which is the CPU: ``reads_by_threads.py PATH THREADS…``."""
 
 import os
 import sys
