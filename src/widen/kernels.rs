@@ -202,7 +202,9 @@ fn window<C: Conversion<S, D>, const S: usize, const D: usize>(
     mut y: Uninit<'_>,
 ) -> bool {
     // SAFETY: the body writes only converted tokens.
-    let (x, y) = unsafe { (x.as_maybe_uninit(), y.as_maybe_uninit()) };
+    let x = unsafe { x.as_maybe_uninit() };
+    // SAFETY: so it does here.
+    let y = unsafe { y.as_maybe_uninit() };
     convert_window::<C, S, D>(source.as_chunks().0, x.as_chunks_mut().0, y.as_chunks_mut().0)
 }
 
