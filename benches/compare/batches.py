@@ -83,9 +83,9 @@ def data_loaders(path: Path, batch_size: int, length: int) -> dict[str, Endless]
 
 
 class WriteOnly:
-    """Two threads that only write the bytes of batches, each its half. ctypes lets go of the GIL.
+    """Two threads that only write the bytes of batches, half a batch each. ctypes releases the GIL.
 
-    They use as many buffers in turn as a loader does, so both have the same share of the caches.
+    They take turns with the same number of buffers as a loader, so that both use the caches alike.
     """
 
     def __init__(self, batch_bytes: int, buffers: int) -> None:

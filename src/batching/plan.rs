@@ -1,5 +1,5 @@
-//! Which windows the batches of one rank consist of: from a position in the stream to token ranges, and from
-//! those to pages of files.
+//! The windows of each batch of one rank: a position in the stream gives token ranges, and token ranges give pages of
+//! files.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ pub struct BatchRow {
 /// One batch of this rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BatchPlan {
-    /// Samples of the stream before the global batch of which this is a part.
+    /// Samples of the stream before the global batch. This batch is a part of it.
     pub position: u64,
     /// Windows of the global batch, over all ranks.
     pub global_rows: u64,
@@ -134,8 +134,8 @@ impl Feed {
         if left < full && self.extent.drop_last { 0 } else { full.min(left) }
     }
 
-    /// The position once a batch is consumed. If no batch follows, that is the end of the stream: what is dropped
-    /// there counts as consumed.
+    /// The position once a batch is consumed. If no batch follows, that is the end of the stream: dropped samples count
+    /// as consumed.
     pub fn position_after(&self, plan: &BatchPlan) -> u64 {
         let after = plan.position + plan.global_rows;
         self.extent.end.filter(|_| self.global_rows(after) == 0).unwrap_or(after)

@@ -42,13 +42,13 @@ pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("MAX_HEADER_BYTES", MAX_HEADER_BYTES)
 }
 
-/// What a header says of one tensor.
+/// The entry of one tensor in a header.
 #[pyclass(name = "TensorFacts", module = "pagestream._native", frozen, get_all)]
 pub struct PyTensorFacts {
     dtype: Py<PyString>,
     shape: Py<PyTuple>,
     nbytes: u64,
-    /// Where the tensor begins in the file.
+    /// The tensor's first byte in the file.
     offset: u64,
 }
 
@@ -68,8 +68,8 @@ impl PyTensorFacts {
 pub struct PyWeightFile {
     weights: WeightFile,
     lead: Arc<FileLead>,
-    /// Under which the file is kept for a moment once it is closed; `None` for one of a checkpoint, and one that was
-    /// opened by its descriptor.
+    /// The key that keeps a closed file for a moment. `None` for a file of a checkpoint, and for a file opened by its
+    /// descriptor.
     key: Option<IdleKey>,
     /// The results of `buffer`: all tensors of a file use one object per protection.
     buffers: Mutex<Buffers>,
@@ -93,7 +93,7 @@ impl PyWeightFile {
         Self { weights, lead, key: None, buffers: Mutex::default() }
     }
 
-    /// Closes the file. One that is being read ahead is kept for a moment: programs open a file for each tensor, and
+    /// Closes the file. If it is being read ahead, it is kept for a moment: programs open a file for each tensor, and
     /// FUSE drops a file from the page cache whenever it is opened.
     fn let_go(&self) {
         if let Some(key) = &self.key {
@@ -172,7 +172,7 @@ impl PyWeightFile {
         memory.fill(py, len, |start, chunk| {
             let end = start + chunk.len();
             opened.copy_into(offset + start as u64, chunk, can_copy_from_mappings())?;
-            // All chunks at once: what the kernel believes of the file may be older than the first of them.
+            // One check after the last chunk: the kernel's attributes may be older than the first chunk.
             if end == len { opened.verify_with_server() } else { Ok(()) }
         })
     }
@@ -202,7 +202,8 @@ pub fn parse_weights(
 
 #[pymethods]
 impl PyWeightFile {
-    /// Opens a file; with a descriptor the file behind that, which stays the caller's, and `path` is for messages.
+    /// Opens a file by its path. With a descriptor it opens the descriptor's file, and errors show `path`. The descriptor
+    /// stays the caller's.
     #[new]
     #[pyo3(signature = (path, mode, strict, ahead_bytes, descriptor = None))]
     fn new(
@@ -295,9 +296,9 @@ impl PyWeightFile {
         PyTensorFacts::of(py, &self.entry(name)?)
     }
 
-    /// Returns `make(shape, types[dtype], buffer, offset)`, the signature of `numpy.ndarray`, and with `owned` never
-    /// over the mapping; None if the type is not in `types`, there is no mapping, the tensor is misaligned, or, with
-    /// `owned`, the type is not one of NumPy's own.
+    /// Returns `make(shape, types[dtype], buffer, offset)`: for example `numpy.ndarray(…)`. With `owned` the buffer is
+    /// never the mapping. Returns None if `types` lacks the type, there is no mapping, the tensor is misaligned, or,
+    /// with `owned`, the type is not one of NumPy's own.
     fn array<'py>(
         &self,
         py: Python<'py>,
@@ -373,17 +374,17 @@ impl PyWeightFile {
         self.fill(py, &self.entry(name)?, &mut WritableBuffer::of(out)?)
     }
 
-    /// Compares the file with what it was when it was opened, as far as the kernel knows.
+    /// Checks by the kernel's attributes that the file has not changed since it was opened.
     fn verify(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.weights.file.opened()?.verify_as_known())?)
     }
 
-    /// Waits until the storage was asked for all tensors that were asked for here. If there is a lead, the server
-    /// is asked whether the file is still what it was.
+    /// Waits until the storage was asked for all requested tensors. If there is a lead, it also asks the server whether
+    /// the file has changed.
     fn finish_lead(&self, py: Python<'_>) -> PyResult<()> {
         if self.lead.finish(py)? {
             let verified = py.detach(|| self.weights.file.opened()?.verify_with_server());
-            // Of a server that does not answer there may be all bytes nevertheless.
+            // If the server does not answer, all bytes may have arrived before.
             verified.or_else(|error| match error {
                 Error::System { .. } | Error::Closed { .. } => Ok(()),
                 error => Err(error),

@@ -8,9 +8,9 @@
 //!          -- else                  -> all its *.safetensors, in natural order
 //! ```
 //!
-//! The caller's own paths are followed wherever they lead. Names from an index or a folder's listing are not: such
-//! a file is opened beneath the folder ([`Folder`]), beneath the folders that the layout of the Hugging Face cache
-//! adds, or beneath the one that the caller allows in addition.
+//! Links in the caller's own paths may lead anywhere. A name from an index or a folder's listing must lead to a file
+//! beneath the folder ([`Folder`]), beneath a folder of the Hugging Face cache's layout, or beneath one more folder, if
+//! the caller allows one.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};

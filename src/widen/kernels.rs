@@ -29,7 +29,7 @@ impl Kernel {
 
 /// A conversion of tokens of `S` bytes to elements of `D` bytes.
 pub(super) trait Conversion<const S: usize, const D: usize> {
-    /// As wide as a token where tokens are checked, so that the check has as many lanes as the conversion.
+    /// An integer of the token's width for checked conversions: then both loops use the same number of lanes.
     type Misfit: Copy + Default + Eq + BitOr<Output = Self::Misfit>;
 
     fn convert(token: [u8; S]) -> [u8; D];
@@ -267,7 +267,7 @@ pub(super) fn first_equal<T: Token<S>, const S: usize>(source: &[u8], id: u64) -
     place_of::<T, S>(source.as_chunks().0, T::lane_of(id)?)
 }
 
-/// Compares whole chunks without a branch, and looks for the place in the first one that has the token.
+/// Compares whole chunks without a branch, and searches only the first matching chunk for the place.
 #[inline(always)]
 fn place_of_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]], wanted: T::Lane) -> Option<usize> {
     const CHUNK_TOKENS: usize = 64;

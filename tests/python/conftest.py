@@ -78,10 +78,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 def freeze():
-    """Takes what is there now from the garbage collector.
+    """Hides all present objects from the garbage collector.
 
-    It looks at every object whenever a test collects garbage, which takes seconds where all tests and several
-    frameworks are loaded.
+    A test that collects garbage would walk through every one of them. With all tests and several frameworks
+    loaded, one collection takes 0.5 s or more.
     """
     gc.collect()
     gc.freeze()
@@ -89,7 +89,7 @@ def freeze():
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """After each file, whose fixtures are gone: it may have imported a framework."""
+    """Freezes again after the last test of each file, which may have imported a framework."""
     if nextitem is None or nextitem.path != item.path:
         freeze()
 

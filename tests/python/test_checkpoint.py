@@ -1,4 +1,4 @@
-"""`open_checkpoint` of several files: what is opened, in which order, and what is refused."""
+"""`open_checkpoint` of several files: the files it opens, their order, and the folders it refuses."""
 
 from __future__ import annotations
 

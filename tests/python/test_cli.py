@@ -270,7 +270,7 @@ class TestCodes:
         assert facts("info", weights, "--format", "raw")["kind"] == "tokens"
 
     def test_hints_are_flags(self, tmp_path):
-        """Where a function takes `format="raw"`, a command takes `--format raw`."""
+        """A hint of `format="raw"` becomes `--format raw`."""
         path = tmp_path / "train.bin"
         path.write_text("Words, and no tokens.\n" * 500)
         for command in ("info", "verify"):
@@ -392,7 +392,7 @@ class TestPageCache:
     def test_ctrl_c_tells_how_much_is_warm(self, tmp_path):
         source = tmp_path / "source"
         source.mkdir()
-        # Storage delivers all of it in half a minute, and in two seconds what threads are about to read.
+        # The storage delivers the file in half a minute, and the blocks in flight in two seconds.
         with open(source / "train.bin", "wb") as file:
             file.truncate(2048 * MIB)
         with real.slow_fuse(source, tmp_path / "mount", bandwidth_bytes=64 * MIB) as slow:
@@ -778,7 +778,7 @@ class TestRun:
         return printed
 
     def test_any_command(self, commands, tmp_path):
-        """A script on PATH, a program that starts others, Python itself, and a script without a suffix."""
+        """Commands are a script on PATH, a parent of other programs, Python, and a script without a suffix."""
         assert commands("serve", "/m", "-m") == "pagestream.safetensors ['/m', '-m']\n"
         below = "pagestream.safetensors ['below']\npagestream.safetensors ['--json']\n"
         assert commands("launch", "--json") == below

@@ -1,4 +1,4 @@
-"""Keyword arguments that other libraries have: the error says what to use here."""
+"""Keyword arguments of other libraries: the error names the argument to use instead."""
 
 import importlib
 import inspect
@@ -59,7 +59,7 @@ def test_a_loader_says_what_to_use_in_place_of_a_word(word, advice):
     assert told(TokenLoader, "tokens.bin", **{word: 4}) == message
 
 
-# Words of the loaders and data sets of others, for what ours have under another name or do not need.
+# Keyword arguments of other libraries' loaders and data sets. Ours have other names, or do not need them.
 FOREIGN = {
     "nanoGPT": "data_dir block_size gradient_accumulation_steps max_iters",
     "llm.c": "filename_pattern B T process_rank num_processes",

@@ -1,4 +1,4 @@
-"""`TokenLoader`: what comes out, in which order, on how many ranks, and how it ends."""
+"""`TokenLoader`: its batches, their order, ranks, and the end of a loader."""
 
 import gc
 import json

@@ -15,7 +15,7 @@ WINDOWS = 39
 
 @pytest.fixture
 def path(tmp_path):
-    """A file of 39 windows, in which each token is its own position."""
+    """A file of 39 windows. Each token equals its position."""
     np.arange(640, dtype="u2").tofile(tmp_path / "tokens.bin")
     return tmp_path / "tokens.bin"
 
@@ -330,7 +330,7 @@ def test_a_loader_without_a_batch_is_refused(path):
 
 @pytest.fixture
 def corpora(tmp_path):
-    """Corpora of 60 and 40 windows of one token; those of the second begin at 1000."""
+    """Corpora of 60 and 40 windows of one token. The second corpus begins with token 1000."""
     np.arange(60, dtype="u2").tofile(tmp_path / "a.bin")
     np.arange(1000, 1040, dtype="u2").tofile(tmp_path / "b.bin")
     return open_tokens(tmp_path / "a.bin"), open_tokens(tmp_path / "b.bin")

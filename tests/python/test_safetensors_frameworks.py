@@ -69,7 +69,7 @@ def by_tensorflow(tmp_path_factory):
 def test_tensors_of_other_frameworks_come_and_go(tmp_path, name, words, kind):
     kept = dict(WEIGHTS)
     if name == "paddle":
-        kept.pop("empty")  # what upstream's writer cannot give to NumPy
+        kept.pop("empty")  # upstream's writer cannot give it to NumPy
     ours.numpy.save_file(kept, tmp_path / "w")
     program = FOLDER / "round_trip.py"
     assert output_of(program, name, words, tmp_path / "w", kind, tmp_path / "other").endswith("well")
@@ -259,7 +259,7 @@ def test_align_view_is_for_numpy_and_other_words_are_refused(path):
         safe_open(path, "np", align="pad")
 
 
-# What upstream's next release has
+# Changes in upstream's next release
 
 
 def test_the_meta_of_a_tensor_is_what_the_header_says(path):

@@ -1,6 +1,6 @@
-"""Megatron's and datatrove's own code reads what we write, and we read what it writes.
+"""Megatron and datatrove read our files, and pagestream reads theirs.
 
-In processes of their own: these packages warn at import, and take seconds for it.
+Each runs in its own process: both packages warn at import, and take seconds to import.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from support.token_files import tokens_of
 
 pytestmark = pytest.mark.frameworks
 
-# Of the sequences or documents, an empty one among them.
+# Lengths of the sequences or documents, one of them empty.
 LENGTHS = [4, 0, 7, 1, 300]
 
 
 @pytest.fixture(scope="module")
 def megatron(tmp_path_factory):
-    """A folder in which Megatron has read what we have written, and written. Returns what it says as well."""
+    """Lets Megatron read our files and write its own. Returns the folder, and the output of Megatron."""
     folder = tmp_path_factory.mktemp("megatron")
     names = []
     for dtype in ("u1", "i1", "<i2", "<i4", "<i8", "<u2"):

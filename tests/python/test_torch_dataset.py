@@ -22,7 +22,7 @@ from support import cut_under_workers
 from support.token_files import TOKEN_TYPES, shard_lengths, tokens_of, write_shards, write_tokens
 from support.torch_process import run_torch
 
-# Python warns of forking a process with threads, which is what DataLoader does.
+# DataLoader forks a process with threads, and Python warns of that.
 allow_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 TOKENS = tokens_of("<u2", 1000)
 
@@ -315,7 +315,7 @@ def test_a_loader_gets_its_batches_from_one_native_call_each(path, monkeypatch):
 
 
 def run_cut(path, kind, context="fork", guard="on"):
-    """What a process prints whose two workers read a file of 32 MiB that is cut meanwhile."""
+    """Runs a process with two workers that read a file of 32 MiB while it is truncated."""
     with open(path, "wb") as file:
         file.truncate(32 << 20)
     environment = {**os.environ, "PAGESTREAM_FAULT_GUARD": guard}
@@ -341,7 +341,7 @@ def test_a_file_cut_under_two_workers_is_an_error_that_names_it_in_a_parent_that
 def test_the_same_kills_a_worker_that_reads_by_memmap(tmp_path):
     """The control: torch's handler of bus errors is there and would have ended our worker too."""
     done = run_cut(str(tmp_path / "cut.bin"), "memmap")
-    # The others where the worker dies while the parent takes a batch's descriptor from it.
+    # It is not a RuntimeError if the worker dies while the parent takes a batch's descriptor from it.
     assert done.stdout.split()[0] in {"RuntimeError", "ConnectionResetError", "EOFError"}, done.stdout
     assert "Unexpected bus error encountered in worker" in done.stderr
 

@@ -266,7 +266,7 @@ def test_a_cast_makes_no_second_copy_of_the_whole(tmp_path):
     safetensors.torch.save_file({f"t{n:02}": torch.ones(2 * MIB) for n in range(24)}, path)
     program = PROGRAMS / "torch_weights" / "cast.py"
     facts = json.loads(output_of(program, path, PAGESTREAM_MEMORY_BYTES=str(16 * MIB)))
-    # 96 MiB of bfloat16; beside them the budget, a tensor of 8 MiB in its own type, and what torch takes.
+    # 96 MiB of bfloat16, the budget, one tensor of 8 MiB before its cast, and 8 MiB for torch.
     assert facts["kept_bytes"] == 96 * MIB
     assert facts["peak_bytes"] <= 96 * MIB + 16 * MIB + 8 * MIB + 8 * MIB, facts
 
@@ -375,7 +375,7 @@ def test_progress_counts_the_bytes_of_the_plan(folder):
 
 
 def test_a_device_in_the_hosts_memory_gets_each_tensor_from_where_it_was_read(folder, monkeypatch):
-    """With `meta` for the device: types and shapes are those of the files, and nothing is staged."""
+    """With `meta` as the device, tensors have the types and shapes of the files, and nothing is staged."""
     monkeypatch.setattr(weights, "usable", lambda _: torch.device("meta"))
     monkeypatch.setattr(copy_device, "shares_memory", lambda _: True)
     # Nothing that is handed to the device is a view of a file, cached or not.
@@ -421,7 +421,7 @@ def test_the_environment_bounds_the_threads(tmp_path, monkeypatch):
 
 
 def test_ranks_agree_on_the_bytes_of_elements_that_share_them(every_type):
-    """One wants all of the tensor, another one a part."""
+    """The first request is for the whole tensor, and the second for a part."""
     weights = open_checkpoint(every_type)
     [whole], [part] = (planned(weights, {"F4": index}, "plan") for index in (None, np.s_[1:, 1:3]))
     assert byte_box(whole) == ((3, 4), (range(3), range(4)))

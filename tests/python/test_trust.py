@@ -1,4 +1,4 @@
-"""What docs/trust.md claims: what pagestream does to a process, and what a hostile file cannot do."""
+"""The claims of docs/trust.md: effects of pagestream on a process, and limits of a hostile file."""
 
 import ast
 import os
@@ -73,7 +73,7 @@ def test_each_row_of_a_page_names_a_test_that_exists(page, least):
             assert re.search(rf"\b{kind} {name}\(", path.read_text()), f"{file} has no {name}"
 
 
-# --- what pagestream does to a process ------------------------------------------------------------
+# --- effects on a process -------------------------------------------------------------------------
 
 
 def test_importing_changes_nothing_in_the_process():
@@ -234,7 +234,7 @@ except PermissionError as error:
     assert output_of(code, allowed, other) == str(other)
 
 
-# --- what a hostile file cannot do ----------------------------------------------------------------
+# --- limits of a hostile file ---------------------------------------------------------------------
 
 
 def test_no_code_is_loaded_from_data():

@@ -101,7 +101,7 @@ def large_tensors(tmp_path_factory):
 @both_mounts
 @pytest.mark.parametrize("strategy", ["auto", "pread", "direct"])
 def test_tensors_larger_than_the_budget_are_not_read_ahead(large_tensors, tmp_path, strategy, direct):
-    """A program has room for two of them: the one in use, and the one that it waits for."""
+    """A program has room for two tensors: one in use, and one on its way."""
     program = PROGRAMS / "weights_memory/streams_large_tensors.py"
     with (
         real.slow_fuse(large_tensors, tmp_path / "slow", direct_io=direct) as slow,

@@ -23,7 +23,7 @@ MIB = 1 << 20
 # Two files, each large enough to be read ahead.
 TENSORS = 20
 STRATEGIES = ["auto", "mapped", "pread"]
-# By itself sshfs answers for 20 s from what it knows of a file, whoever asks.
+# By default sshfs caches the attributes of a file for 20 s.
 ASKING = "dir_cache=no"
 MOUNTS = {
     "bindfs": (real.bindfs,),
@@ -71,7 +71,7 @@ def write_checkpoint(shards, folder):
     """Writes a checkpoint that is in no page cache."""
     folder.mkdir()
     for path in shards.glob("model-*"):
-        # SFTP counts in seconds: what is written in the same second cannot be told apart.
+        # SFTP counts in seconds, and cannot tell two writes in the same second apart.
         os.utime(shutil.copyfile(path, folder / path.name), (1.7e9, 1.7e9))
         with MappedFile(folder / path.name) as file:
             file.evict()
@@ -158,7 +158,8 @@ def mounted_to_change(kind, shards, tmp_path):
     def change_all():
         for change in CHANGES:
             change(source / change.__name__ / "model-1.safetensors", shards / "other-1.safetensors")
-        time.sleep(1.1)  # the daemons let the kernel believe attributes and names for a second
+        # The daemons let the kernel cache attributes and names for a second. To wait longer changes nothing.
+        time.sleep(1.1)
 
     with mounted(kind, source, tmp_path / "mount") as mount:
         yield mount, change_all
@@ -237,7 +238,7 @@ def test_a_file_that_was_rewritten_behind_the_mount_is_opened_as_it_is_now(shard
 
 
 def test_files_of_two_mounts_that_look_the_same_are_told_apart(tmp_path):
-    """By SFTP: device and inode numbers are given again, and times are whole seconds, with none of change."""
+    """SFTP reuses device and inode numbers, has times in whole seconds, and no time of change."""
     for part in range(3):
         source = tmp_path / f"source{part}"
         source.mkdir()

@@ -38,7 +38,7 @@ def print_json(facts: Any) -> None:  # noqa: ANN401 - any JSON value
     """Prints facts as JSON. Dataclasses become objects."""
     import json  # late: `--help` prints none
 
-    # JSON escapes the others itself.
+    # `json` escapes all other control characters.
     print(re.sub(r"[\x7f-\x9f]", _as_json, json.dumps(facts, indent=2, default=_plain, ensure_ascii=False)))
 
 

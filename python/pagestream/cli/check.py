@@ -200,7 +200,7 @@ def _rate(file: MappedFile, offsets: list[int], threads: int) -> float:
 def _decision(path: str) -> tuple[list[str], str | None, str | None]:
     """Returns a checkpoint's warnings, a stream's strategy with the reason, and the checkpoint's problem.
 
-    Token files have none of them.
+    For token files it returns no warning, and None twice.
     """
     if not has_weights(path):
         return [], None, None

@@ -1,4 +1,4 @@
-"""``pagestream info``: what is in a token file, a safetensors file or a checkpoint."""
+"""``pagestream info``: the content of a token file, a safetensors file or a checkpoint."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def info(
     all_: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a token file, a safetensors file or a checkpoint holds.
+    """Show the content of a token file, a safetensors file or a checkpoint.
 
     Example: pagestream info model.safetensors
     """

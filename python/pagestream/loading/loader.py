@@ -77,8 +77,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     as old as the mount's ``acregmin`` to ``acregmax`` (3 to 60 s; see nfs(5)): a rewrite may go unnoticed
     that long.
 
-    Each ``for`` loop reads one epoch, in an order of its own, or as many epochs as `epochs` says. If a loop
-    was left early, or if a state was loaded, the next loop reads the rest. After the last batch ``next``
+    Each ``for`` loop reads `epochs` epochs, one by default, and each epoch has its own order. If a loop was
+    left early, or if a state was loaded, the next loop reads the rest. After the last batch ``next``
     raises StopIteration until another loop begins the next epoch. With ``epochs=None`` the stream has no end.
     `epoch` gives one epoch from its beginning, for example to validate on.
 
@@ -387,7 +387,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     def current_epoch(self) -> int | None:
         """The epoch of the next batch, which is the number of epochs that are over.
 
-        None for a mixture whose sources repeat. A run that goes on from a state loops over
+        A mixture with sources that repeat has None. A run that goes on from a state loops over
         ``range(loader.current_epoch, epochs)``.
         """
         return self._loops.current_epoch(self._handout.position)
@@ -468,7 +468,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         return state if self._run is None else {**state, "mixture": self._run.record(position)}
 
     def _identity(self) -> dict[str, Any]:
-        """Returns the settings that a state must share with this loader, except for those of a mixture."""
+        """Returns the settings that a state must share with this loader, except the mixture's."""
         return {
             **({"fingerprint": self.tokens.fingerprint} if self._run is None else {}),
             "order": self.order,

@@ -1,4 +1,4 @@
-"""What each of upstream's frameworks makes of the bytes of a file."""
+"""Tensors of the frameworks that upstream supports, made from the bytes of a file."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _WORDS = {
 
 
 def framework_named(word: str) -> str:
-    """Returns the framework that one of upstream's words stands for.
+    """Returns the framework for one of upstream's words, for example "torch" for "pt".
 
     Raises:
-        SafetensorError: It stands for none.
-        TypeError: It is not a string.
+        SafetensorError: Upstream has no such word.
+        TypeError: The word is not a string.
     """
     if not isinstance(word, str):
         message = f"framework must be a word such as 'pt' or 'np', not {word!r}"  # type: ignore[unreachable]
@@ -55,12 +55,12 @@ def framework_named(word: str) -> str:
 class IndependentArrays(NumpyArrays):
     """NumPy's arrays of one handle, for programs that expect copies, as upstream's are.
 
-    The first array of a tensor lies on copy-on-write pages, and may be written. What is asked for again is a
-    copy of what the file has. Parts of one tensor share memory where they overlap, unless all of it was
-    asked for.
+    The first array of a tensor lies on copy-on-write pages, and may be written. A second request returns a
+    copy of the file's bytes. Overlapping parts of one tensor share memory, unless the whole tensor was
+    requested.
 
     Attributes:
-        given: The tensors of which something lies on those pages, by name; False for a part.
+        given: The claims on those pages, by the tensor's name: False if only a part was given out.
     """
 
     def __init__(self, align: Align = "copy", *, raw: bool = False) -> None:
@@ -158,7 +158,7 @@ def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray
     def convert(dtype: str, array: npt.NDArray[Any]) -> Any:  # noqa: ANN401
         try:
             return make(dtype, array)
-        # What they raise for types that they do not have has no common class.
+        # Each framework raises an error of its own for a type that it lacks.
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             message = f"{framework} cannot make a tensor of {dtype} elements and shape {array.shape}: {error}"
             raise SafetensorError(message) from error
@@ -173,7 +173,7 @@ def _by_function(module: str, name: str) -> Callable[[str, npt.NDArray[Any]], An
 
 def _jax() -> Callable[[str, npt.NDArray[Any]], Any]:
     jax, jnp = import_module("jax"), import_module("jax.numpy")
-    # jax copies in threads of its own, also after `array` has returned. The file may change by then.
+    # jax copies in its own threads, also after `array` has returned, and the file may change meanwhile.
     return lambda _, values: jax.block_until_ready(jnp.array(values))
 
 
@@ -191,7 +191,7 @@ def _mlx() -> Callable[[str, npt.NDArray[Any]], Any]:
 def _paddle(device: Any) -> Callable[[str, npt.NDArray[Any]], Any]:  # noqa: ANN401
     paddle = import_module("paddle")
     place = _paddle_place(device)
-    # Bytes that it takes as another type of their size.
+    # Types that paddle only takes as bytes.
     detours = {"F8_E4M3": paddle.float8_e4m3fn, "F8_E5M2": paddle.float8_e5m2}
 
     def make(dtype: str, values: npt.NDArray[Any]) -> Any:  # noqa: ANN401

@@ -56,7 +56,7 @@ _COPY_ON_WRITE = "arrays and tensors can be written: they lie on copy-on-write p
 @set_module("pagestream.safetensors")
 @dataclass(frozen=True)
 class TensorMeta:
-    """What a header says of one tensor, as upstream's 0.9 has it.
+    """The entry of one tensor in a header, as in safetensors 0.9.
 
     Attributes:
         dtype: The element type by its safetensors name, such as ``"BF16"``.
@@ -76,14 +76,14 @@ class TensorMeta:
 
 @set_module("pagestream.safetensors")
 class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's name
-    """A safetensors file, open for reading. Upstream's class of that name, and more.
+    """A safetensors file, open for reading: a replacement for upstream's class of the same name.
 
     Upstream: https://huggingface.co/docs/safetensors/api/torch#safetensors.safe_open
 
     Opening a file again, as for each tensor, costs no second reading of its header: a process keeps 64 MiB of
-    headers, of files whose size and times have not changed since. What another program writes to a file
-    through a shared mapping shows in its times only once the kernel has written it back. Where a file system
-    cannot tell changes (times in whole seconds, as by SFTP), headers are read each time.
+    headers, of files whose size and times have not changed since. If another program writes to a file
+    through a shared mapping, the times change only when the kernel writes the pages back. On a file system
+    that cannot tell changes, for example one with times in whole seconds, headers are read each time.
 
     Tensors are not copied. They can be written: a page is copied when it is first written, so that
     neither the file nor another `safe_open` of it changes. With torch two tensors of one name from one
@@ -92,10 +92,10 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     file's bytes, and only parts of a slice share memory, where they overlap.
 
     Once a tensor of 8 MiB or more and all its views are gone, the memory of its written pages is freed, and
-    a later request returns the file's bytes. So a program can convert a file tensor by tensor in the memory
-    of one tensor, also one that pops tensors off the result of `load_file`. Written pages of smaller tensors
-    are freed with the last tensor of the file. The same holds for a few written rows of a large tensor, and
-    for parts of a slice with less than 2 MiB.
+    a later request returns the file's bytes. A program that converts a file tensor by tensor therefore needs
+    the memory of one tensor, for example if it pops tensors off the result of `load_file`. Written pages of
+    smaller tensors are freed with the last tensor of the file. The same holds for a few written rows of a
+    large tensor, and for parts of a slice with less than 2 MiB.
 
     A page that was not written shows the present content of the file, as upstream's tensors do for torch. If
     the file is overwritten in place, it may show the new bytes; `check` notices that. If the file is cut,
@@ -207,7 +207,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         self._why_copied = "copy=True" if copy else f"the device is {place}"
         self._files = self._opened(filename, _defaults.strictness(strict), _defaults.ahead_bytes(ahead))
         self._refusal = None if self._framework.read_only else self._files.copy_on_write_refusal()
-        # One native call makes a plain tensor.
+        # A single native call makes a plain tensor.
         plain = None if raw or self.mode == "read" else self._framework.plain
         self._make: Callable[..., Any] | None
         self._make, self._types = plain or (None, {})
@@ -272,8 +272,8 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         """Returns one tensor, as the framework's type.
 
         Raises:
-            SafetensorError: No tensor of that name, or the file is closed, or the framework has no type
-                for its elements, or it is misaligned and ``align="error"``.
+            SafetensorError: There is no tensor of that name, the file is closed, the framework lacks the
+                element type, or the tensor is misaligned and ``align="error"``.
             MappedReadError: In ``"read"`` mode or with ``copy=True``: the file was cut or its storage
                 failed.
             FileChangedError: The file was rewritten while it was read ahead, or copied.
@@ -293,8 +293,8 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
                 if tensor is not None:
                     return tensor
             except (RuntimeError, ValueError):
-                # No such name, closed, a shape that NumPy lacks, or a mode that changes tensors: the long way
-                # says which.
+                # There is no such name, the file is closed, NumPy lacks the shape, or a mode changes tensors.
+                # The general way below raises the error for it.
                 pass
             if independent is not None and not is_copy:
                 independent.unclaim(name)
@@ -335,7 +335,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         return PySafeSlice(self._open().stored(name), self._framework)
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
-        """Returns what the header says of a tensor.
+        """Returns the entry of a tensor in the header.
 
         Raises:
             SafetensorError: No tensor of that name, or the file is closed.
@@ -351,10 +351,10 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         return TensorMeta(facts.dtype, list(facts.shape), (begin, begin + facts.nbytes))
 
     def check(self) -> None:
-        """Checks that the file is still the one that was opened; see `MappedFile.check`.
+        """Checks that the file has not changed since it was opened; see `MappedFile.check`.
 
         Raises:
-            FileChangedError: Cut, grown, rewritten, deleted or replaced.
+            FileChangedError: The file was truncated, extended, rewritten, deleted or replaced.
 
         Examples:
             >>> from pagestream.safetensors import safe_open

@@ -40,7 +40,7 @@ __all__ = ["Checkpoint", "TensorInfo", "VerifyReport", "open_checkpoint"]
 
 
 class _OpenedWith(NamedTuple):
-    """The arguments that open a checkpoint. Those that a checkpoint keeps have absolute paths."""
+    """The arguments that open a checkpoint. A checkpoint keeps them with absolute paths."""
 
     paths: list[str]
     what: Literal["path", "files", "partial", "apart"]
@@ -111,8 +111,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     def metadata(self) -> dict[str, str] | None:
         """The ``__metadata__`` of the headers; None if none has any.
 
-        Of several files it is the union. Keys on which two of them differ are left out, and named in
-        `warnings`. What the index says is `index_metadata`.
+        With several files it is their union. A key with two values is left out, and `warnings` names it. The
+        index has its own metadata: `index_metadata`.
         """
         return self._files.metadata()
 
@@ -359,10 +359,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         files that bypass the cache (`explain` tells) or are not in ``"shared"`` mode,
         they go into memory: the first use of a tensor, or of the part
         that the plan wants, takes them from there, be it by ``weights[name]``, `read` or `stream`, and the
-        lead reads on. `stream` also takes over what is not read yet; with ``verify=True``, and to a GPU, it
+        lead reads on. `stream` also takes over the rest of the lead; with ``verify=True``, and to a GPU, it
         reads everything by itself.
 
-        A checkpoint has one lead. `close` or a further call cancels it, and frees what nobody took.
+        A checkpoint has one lead. `close` or a further call cancels it, and frees its unused tensors.
 
         Args:
             plan: What to read, in the order of the files; see `stream`.
@@ -423,10 +423,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         checksums (128 bits) of its header and of each of its tensors. They find bytes that were damaged on a
         disk or on their way; they are no protection against anybody that can write them.
 
-        The checksums lie beside the name by which the checkpoint has the file: for a link, such as those in
-        the snapshots of the Hugging Face cache, beside the link and not beside what it leads to. They are
-        written to a file of another name, which then takes their name; a link of that name is replaced and
-        not followed. They are always the same for the same file.
+        The checksums of a file lie beside it. If the file is a link, as in the snapshots of the Hugging Face
+        cache, they lie beside the link, not beside its target. They are written to a temporary
+        file, which is then renamed: a link of that name is replaced, not followed. The same file always gets
+        the same checksums.
 
         Args:
             threads: Number of threads. None means ``PAGESTREAM_THREADS``, or one for each processor and up to
@@ -458,10 +458,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     def verify(self, *, threads: int | None = None, progress: Progress = False) -> VerifyReport:
         """Compares every byte of the files with their checksums.
 
-        A file is compared with the checksums beside it (see `write_checksums`). One of the Hugging Face
-        cache, which calls its large files by their SHA-256, is compared with its name, too; the small ones,
-        which it calls by a number of git, are not. Header and tensors are the whole file: the format leaves
-        no bytes between them.
+        A file is compared with the checksums beside it (see `write_checksums`). The Hugging Face cache names
+        each large file by its SHA-256, and `verify` compares that, too. The cache names small files by a git
+        hash, which is not compared. Header and tensors are the whole file: the format leaves no bytes between
+        them.
 
         Files are read in parallel, and one with checksums beside it by several threads. The page cache is
         left as it was, where the kernel tells which pages of a file it has.
@@ -498,7 +498,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         return checksums.verify(self._files, environment.threads(threads), progress)
 
     def info(self, name: str) -> TensorInfo:
-        """Returns what the header says of a tensor.
+        """Returns the entry of a tensor in the header.
 
         Raises:
             KeyError: There is no such tensor.
@@ -511,7 +511,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         return TensorInfo(*self._files.info_fields(name))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as the absolute paths and what it was opened with."""
+        """Pickles the absolute paths and the options."""
         return _OpenedWith.open, (self._opened_with,)
 
     def __repr__(self) -> str:
@@ -560,7 +560,7 @@ def open_apart(folder: str) -> Checkpoint:
 
 
 def open_partly(path: str, *, cache_root: str | None, ahead: int | None) -> Checkpoint:
-    """Opens what there is of a checkpoint. ``native_files(…).problem`` tells what is wrong with the rest.
+    """Opens the good files of a checkpoint. ``native_files(…).problem`` says why the rest is bad.
 
     Raises:
         OSError: A file cannot be opened, or the folder has none; with ``errno`` and ``filename``.

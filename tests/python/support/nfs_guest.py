@@ -1,7 +1,7 @@
 """A User Mode Linux guest: a kernel as a process, with a true NFS client and server, on the host's file tree.
 
-Debian's packages user-mode-linux, nfs-kernel-server, kmod and iproute2 have what it needs; neither KVM nor a
-network is needed.
+It needs Debian's packages user-mode-linux, nfs-kernel-server, kmod and iproute2, but neither KVM nor a
+network.
 """
 
 import os
@@ -47,13 +47,13 @@ def boot(config):
         guest = error
     else:
         config.add_cleanup(guest.close)
-        # For workers, which only look for it once it is there.
+        # The workers read it.
         (folder / "process").write_text(str(guest.process.pid))
     config.stash[GUEST] = guest
 
 
 def outcome(config, seconds):
-    """Waits for the guest of `nfs_checks`. Returns its folder, and what it printed."""
+    """Waits for the guest of `nfs_checks`. Returns its folder and its output."""
     folder = Path(getattr(config, "workerinput", {}).get("guest_folder", folder_of(config)))
     if (folder / "process").exists() and GUEST not in config.stash:
         process = ProcessOfAnother(int((folder / "process").read_text()))
@@ -66,9 +66,9 @@ def outcome(config, seconds):
 
 
 class ProcessOfAnother:
-    """What `console` needs of `subprocess.Popen`, for a guest that pytest-xdist's controller has booted.
+    """Stands in for the `subprocess.Popen` of a guest that pytest-xdist's controller has booted.
 
-    The number stays that of the guest: the controller waits for the process when the session ends.
+    The process ID cannot be reused: the controller reaps the process only at the end of the session.
     """
 
     def __init__(self, pid):
@@ -84,12 +84,12 @@ class ProcessOfAnother:
 
 
 def run_in_guest(program, folder, seconds):
-    """Runs a Python program in a new guest, which shows `folder` as /mnt/out. Returns what it printed."""
+    """Runs a Python program in a new guest, with `folder` as its /mnt/out. Returns its output."""
     return console(Guest(program, folder).process, folder, seconds)
 
 
 def console(process, folder, seconds):
-    """Waits for the end of a guest, and returns what was printed. A guest that is late is killed."""
+    """Waits for the end of a guest, and returns its output. Kills a guest that is late."""
     try:
         process.wait(BOOT_SECONDS + seconds)
     except subprocess.TimeoutExpired:

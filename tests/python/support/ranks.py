@@ -22,7 +22,7 @@ def torchrun(world_size):
 
 
 def accelerate_launch(world_size):
-    # Several processes are several GPUs to it; the program itself decides what it runs on.
+    # accelerate counts processes as GPUs. The program itself chooses its device.
     return [
         "accelerate.commands.accelerate_cli",
         "launch",
@@ -34,15 +34,18 @@ def accelerate_launch(world_size):
 
 
 def run_ranks(world_size, program, *arguments, environment=None, launch=None):
-    """Runs a Python file with its arguments on so many ranks, and returns what they print.
+    """Runs a Python file with its arguments on several ranks, and returns their output.
 
-    One that fails is a failed assertion. Without a launcher they are forks, in the environment that torchrun
-    makes: the store of their group is the launcher's, which is this process.
+    Without a launcher the ranks are forks, in the environment that torchrun makes. This process then has the
+    store of their group, as a launcher does.
+
+    Raises:
+        AssertionError: A rank failed. The message has the output of every rank.
     """
     variables = {**os.environ, **GLOO, **(environment or {})}
     if launch is None:
         return _run_forks(world_size, program, *arguments, environment=variables)
-    # The launcher is such a fork as well. It starts each rank as a Python of its own.
+    # The launcher is a fork, too. It starts each rank as a new Python.
     command = [*launch(world_size), program, *arguments]
     done = run_torch(LAUNCHER, *command, env=variables, has_brief_end=True)
     assert done.returncode == 0, done.stderr
@@ -80,7 +83,7 @@ def _run_forks(world_size, program, *arguments, environment):
             except subprocess.TimeoutExpired:
                 failed = True
             if failed:
-                # The others may wait long for the failed one. All outputs tell which failed first.
+                # The others may wait long for the failed rank. Only all outputs show which rank failed first.
                 for rank in ranks:
                     rank.kill()
                 told = [f"rank {number}: {_told(end)}" for number, end in enumerate(ends)]

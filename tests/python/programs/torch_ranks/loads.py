@@ -1,4 +1,4 @@
-"""A rank that loads ``FOLDER`` with others. Prints each name, and then its error or the number of tensors.
+"""Loads ``FOLDER`` as one rank of several. Prints each name, and then its error or the number of tensors.
 
 It ends once its input does. Its place comes from the usual variables. The rank ``STOPPED_RANK`` sends itself
 the signal ``STOPPED_BY`` in its first exchange, to which all have come. With ``BY_READER`` it is torch that
