@@ -218,7 +218,7 @@ def test_constructors_are_those_of_torch(monkeypatch):
         assert kinds == {torch.bfloat16}
         made = [
             constructors.empty((2,), torch.float32, constructors.CPU),
-            constructors.over_memory(bytearray(8), torch.float32, (2,), 2, 0),
+            constructors.over_memory(bytearray(8), constructors.stored(torch.float32), (2,), 2, 0),
             constructors.from_numpy(np.zeros(2, "f4")),
             constructors.as_tensor([1.0, 2.0]),
         ]

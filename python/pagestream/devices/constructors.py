@@ -8,7 +8,6 @@ functions are taken from `torch._C`, as torch itself does.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -59,7 +58,6 @@ _TAKEN = {
 _MAX_DIMENSIONS = 32
 
 
-@cache
 def stored(dtype: torch.dtype) -> Stored:
     """Returns how NumPy holds elements of a torch type."""
     taken = _TAKEN.get(dtype)
@@ -67,7 +65,7 @@ def stored(dtype: torch.dtype) -> Stored:
 
 
 def over_memory(
-    buffer: Buffer, dtype: torch.dtype, shape: tuple[int, ...], count: int, offset: int
+    buffer: Buffer, kind: Stored, shape: tuple[int, ...], count: int, offset: int
 ) -> torch.Tensor:
     """Returns a tensor on the CPU over writable memory, of `count` elements that begin at byte `offset`.
 
@@ -75,8 +73,8 @@ def over_memory(
         RuntimeError: torch cannot make it, or a mode of the program has changed it.
     """
     if len(shape) > _MAX_DIMENSIONS:
-        return as_asked(over_array((count,), stored(dtype), buffer, offset).view(shape), dtype, CPU)
-    return over_array(shape, stored(dtype), buffer, offset)
+        return as_asked(over_array((count,), kind, buffer, offset).view(shape), kind.dtype, CPU)
+    return over_array(shape, kind, buffer, offset)
 
 
 def over_array(shape: tuple[int, ...], kind: Stored, buffer: Buffer, offset: int) -> torch.Tensor:

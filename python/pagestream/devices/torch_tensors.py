@@ -41,6 +41,7 @@ TYPES: dict[str, torch.dtype] = {
     for element, name in {**NAMES, "F4": "float4_e2m1fn_x2"}.items()
     if hasattr(torch, name)
 }
+_STORED = {element: stored(kind) for element, kind in TYPES.items()}
 
 
 class TorchTensors(Framework):
@@ -52,18 +53,18 @@ class TorchTensors(Framework):
     # The device of new tensors. torch's default device does not count.
     new_on = CPU
     # Elements smaller than a byte have no entry: torch counts them in pairs.
-    plain = (over_array, {name: stored(kind) for name, kind in TYPES.items() if name != "F4"})
+    plain = (over_array, {name: kind for name, kind in _STORED.items() if name != "F4"})
 
     def over(
         self, dtype: str, shape: tuple[int, ...], nbytes: int, offset: int, buffer: Buffer | None
     ) -> torch.Tensor:
         """Makes a tensor; over a buffer on the CPU. Memory of a file must be writable."""
-        kind = TYPES.get(dtype) or dtype_named(dtype)
+        kind = _STORED.get(dtype) or stored(dtype_named(dtype))
         shape = shape_in_torch(dtype, shape)
         try:
             if buffer is None or not nbytes:
-                return empty(shape, kind, self.new_on)
-            return over_memory(buffer, kind, shape, nbytes // kind.itemsize, offset)
+                return empty(shape, kind.dtype, self.new_on)
+            return over_memory(buffer, kind, shape, nbytes // kind.held.itemsize, offset)
         except (OverflowError, RuntimeError, TypeError) as error:
             # The first line; C++ frames follow it.
             reason = str(error).partition("\n")[0]
