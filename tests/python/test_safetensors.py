@@ -9,6 +9,7 @@ import mmap
 import os
 import pickle
 import re
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,37 @@ def as_numpy(tensor):
 
 def torch_bytes(tensor):
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+# Whether the program is under a `FakeTensorMode`.
+ASKING = ["makes_fakes", "_len_torch_dispatch_stack"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "dtype", "calls"),
+    [
+        ("np", torch.float32, ["claim", "setdefault", "array"]),
+        ("pt", torch.float32, [*ASKING, "array", "over_array", "from_numpy"]),
+        ("pt", torch.bfloat16, [*ASKING, "array", "over_array", "from_numpy", "view"]),
+    ],
+)
+def test_a_plain_tensor_takes_one_native_call_and_few_of_python(tmp_path, framework, dtype, calls):
+    """Each further call would take several percent of the time of a small tensor."""
+    path, found = tmp_path / "plain.safetensors", []
+    safetensors.torch.save_file({"plain": torch.ones(4, 4, dtype=dtype)}, path)
+
+    def note(frame, event, function):
+        if event in ("call", "c_call"):
+            found.append(function.__name__ if event == "c_call" else frame.f_code.co_name)
+
+    with safe_open(path, framework) as file:
+        file.get_tensor("plain")
+        sys.setprofile(note)
+        try:
+            file.get_tensor("plain")
+        finally:
+            sys.setprofile(None)
+    assert found == ["get_tensor", *calls, "setprofile"]
 
 
 @every_framework
