@@ -94,6 +94,11 @@ def pytest_runtest_teardown(item, nextitem):
         freeze()
 
 
+def pytest_unconfigure():
+    """Lets Python collect the objects at its end: nanobind's modules would report them as leaks."""
+    gc.unfreeze()
+
+
 def pytest_collection_finish(session):
     """Boots the guest before the first test: its checks run for minutes, mostly waiting."""
     freeze()
