@@ -778,7 +778,7 @@ class TestRun:
         return printed
 
     def test_any_command(self, commands, tmp_path):
-        """Commands are a script on PATH, a parent of other programs, Python, and a script without a suffix."""
+        """Runs a script on PATH, a parent of other programs, Python, and a script without a suffix."""
         assert commands("serve", "/m", "-m") == "pagestream.safetensors ['/m', '-m']\n"
         below = "pagestream.safetensors ['below']\npagestream.safetensors ['--json']\n"
         assert commands("launch", "--json") == below
