@@ -527,7 +527,7 @@ def test_mode_and_reason_tell_the_truth(path, framework, options, mode, reason):
 
 
 def promised_bytes(path):
-    """Returns how much memory the kernel has promised for mappings of a file, of those of this process."""
+    """Returns the memory that the kernel has promised for the mappings of a file in this process."""
     found = re.findall(
         rf"^(\w+)-(\w+) .* {re.escape(os.path.realpath(path))}\n(?:.*\n)*?VmFlags:(.*)",
         Path("/proc/self/smaps").read_text(),

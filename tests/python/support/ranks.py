@@ -83,7 +83,7 @@ def _run_forks(world_size, program, *arguments, environment):
             except subprocess.TimeoutExpired:
                 failed = True
             if failed:
-                # The others may wait long for the failed rank. Only all outputs show which rank failed first.
+                # Other ranks may wait long for the failed one. Only all outputs show which failed first.
                 for rank in ranks:
                     rank.kill()
                 told = [f"rank {number}: {_told(end)}" for number, end in enumerate(ends)]
