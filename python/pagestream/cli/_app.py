@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # The commands, each in a module of its name, and how their help begins. A module is imported when its
 # command is used: `--help` does not wait for NumPy and rich.
 COMMANDS = {
-    "info": "Tell what a token file, a safetensors file or a checkpoint holds.",
+    "info": "Show the content of a token file, a safetensors file or a checkpoint.",
     "check": "Time the storage, show how pagestream reads from it, and suggest mount options.",
     "residency": "Show which pages are in the page cache, as a bar for each file.",
     "warm": "Read files into the page cache, many requests at a time.",
