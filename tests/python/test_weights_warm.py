@@ -20,6 +20,7 @@ from pagestream.weights.warming import Lead
 
 from support import real
 from support.control_groups import memory_limit
+from support.page_cache import seen_once
 from support.process import (
     PROGRAMS,
     output_of,
@@ -406,15 +407,23 @@ def test_pages_of_a_local_file_are_there_for_others(source):
     evict(source)
     path = source / "model.safetensors"
     with open_checkpoint(path) as weights, MappedFile(path) as file:
-        lead = weights.warm(list(weights)[:40])
-        assert lead.wait()
-        assert (lead.fraction, repr(lead)) == (1.0, f"<Lead {40 * MIB:,} of {40 * MIB:,} bytes, done>")
-        assert file.residency(4096, 40 * MIB - 4096).fraction == 1.0
+
+        def loads_its_tensors():
+            lead = weights.warm(list(weights)[:40])
+            assert lead.wait()
+            assert (lead.fraction, repr(lead)) == (
+                1.0,
+                f"<Lead {40 * MIB:,} of {40 * MIB:,} bytes, done>",
+            )
+            return file.residency(4096, 40 * MIB - 4096).fraction == 1.0
+
+        assert seen_once(loads_its_tensors)
         assert file.residency(44 * MIB, 4 * MIB).fraction == 0.0
         again = weights.warm()
         assert again.wait()
         assert again.fraction == 1.0
-        assert 8 * MIB - 8192 <= again.bytes_read <= 8 * MIB + 8192
+        # Pages of the first forty may have left meanwhile, but not a tenth of them.
+        assert 8 * MIB - 8192 <= again.bytes_read <= 12 * MIB
         assert not next(weights.stream(["t05"]))[1].flags.owndata
 
 
