@@ -76,7 +76,7 @@ def measure(folder: Path) -> list[Row]:
             program = example("slow_fuse")
             point = Path(inner, f"slow{delay_ms}")
             with real.slow_fuse(source, point, delay_ms=delay_ms, threads=threads, program=program) as mount:
-                path, where = mount.path / behind.name, f"FUSE, {delay_ms} ms a request, {threads} at once"
+                path, where = mount.path / behind.name, f"FUSE, {delay_ms} ms per request, {threads} at once"
                 rows.append(
                     compare_mechanisms(f"{where}, read mode", path, "cold", 3, mode="read", batches=40)
                 )

@@ -33,7 +33,7 @@ EXPERT_LAYERS, EXPERTS, EXPERT_BYTES = 16, 64, 256 << 10
 FILES, OF_FILE = 20, 10
 BANDWIDTH_BYTES = 100_000_000
 DELAY_MS, ROUNDS = 2, 5
-TITLE = f"a cold FUSE mount with {DELAY_MS} ms a request and 100 MB/s, to CPU memory"
+TITLE = f"a cold FUSE mount with {DELAY_MS} ms per request and 100 MB/s, to CPU memory"
 OURS, STOCK, _ = WAYS
 
 

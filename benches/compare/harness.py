@@ -1,7 +1,6 @@
 """Rivals side by side: alternating rounds, medians with quartiles, goals, machine facts."""
 
 import gc
-import json
 import os
 import platform
 import statistics
@@ -9,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -186,8 +185,3 @@ def machine() -> dict[str, object]:
         "date": time.strftime("%Y-%m-%d"),
         "load_before": os.getloadavg()[0],
     }
-
-
-def as_json(facts: dict[str, object], results: dict[str, list[Row]]) -> str:
-    plain = {title: [asdict(row) for row in rows] for title, rows in results.items()}
-    return json.dumps({"machine": facts, "results": plain}, indent=1)

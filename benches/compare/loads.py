@@ -33,7 +33,7 @@ class Case:
     def name(self) -> str:
         large = "" if self.request_kib == 128 else f" of {self.request_kib} KiB"
         means = "direct_io" if self.direct_io else "cached"
-        return f"{self.gib} GiB, {self.delay_ms} ms a request{large}, {means}"
+        return f"{self.gib} GiB, {self.delay_ms} ms per request{large}, {means}"
 
 
 CASES = {

@@ -10,7 +10,7 @@ from load_model import INSTALLED, WAYS
 from load_weights import used
 
 TITLE = "models of 1 GiB by programs that load with safetensors, all bytes used"
-CASES = {"10 ms a request, cached": False, "10 ms a request, direct_io": True, "local disk, cold": None}
+CASES = {"10 ms per request, cached": False, "10 ms per request, direct_io": True, "local disk, cold": None}
 DELAY_MS = 10
 ROUNDS = 5
 

@@ -48,7 +48,7 @@ def slow(source: Path, folder: Path) -> Iterator[Path]:
 MOUNTS: dict[str, tuple[Callable[[Path, Path], contextlib.AbstractContextManager[Path]], str]] = {
     "bindfs -o direct_io": (bindfs, "c"),
     "bindfs -o direct_io,multithreaded": (threaded, "c"),
-    "FUSE, 1 ms a request": (slow, "r"),
+    "FUSE, 1 ms per request": (slow, "r"),
 }
 
 

@@ -73,5 +73,5 @@ def measure(folder: Path) -> list[Row]:
         with real.slow_fuse(
             source, Path(inner) / "slow", delay_ms=DELAY_MS, program=example("slow_fuse")
         ) as slow:
-            rows += of_place(f"FUSE, {DELAY_MS} ms a request", slow.path / path.name, sums, 2)
+            rows += of_place(f"FUSE, {DELAY_MS} ms per request", slow.path / path.name, sums, 2)
     return rows

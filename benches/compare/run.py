@@ -32,6 +32,7 @@ import processes
 import rank_plans
 import ranks
 import reads
+import records
 import reopens
 import slices
 import staging
@@ -40,7 +41,7 @@ import token_ranks
 import verify
 import weights_ablation
 import windows
-from harness import ROOT, Row, as_json, machine, table
+from harness import ROOT, Row, machine, table
 
 from pagestream import _native
 
@@ -111,13 +112,7 @@ def main() -> None:
             print(table(title, results[title]))
             print(f"({name}: {time.monotonic() - begin:.0f} s)\n", flush=True)
     if options.record:
-        head = f"# {facts['date']}\n\n" + "".join(f"- {key}: {value}\n" for key, value in facts.items())
-        text = "\n".join([head, *(table(*result) for result in results.items())])
-        (ROOT / "benches/record").mkdir(exist_ok=True)
-        stem = free_stem(ROOT / "benches/record" / f"{facts['date']}-{facts['commit']}")
-        stem.with_suffix(".md").write_text(text)
-        stem.with_suffix(".json").write_text(as_json(facts, results))
-        print(f"recorded in {stem}.md and .json")
+        print(f"recorded as {records.record(facts, results)} in benches/record/")
 
 
 def selected(names: list[str], text: str) -> dict[str, Callable[[Path], list[Row]]]:
@@ -131,16 +126,6 @@ def selected(names: list[str], text: str) -> dict[str, Callable[[Path], list[Row
         elif cases := [case for case in module.CASES if text in case]:
             measures[name] = partial(module.measure, cases=cases)
     return measures
-
-
-def free_stem(stem: Path) -> Path:
-    """The stem, numbered where an earlier run of the same commit has it."""
-    number = 1
-    found = stem
-    while found.with_suffix(".json").exists():
-        number += 1
-        found = stem.with_name(f"{stem.name}-{number}")
-    return found
 
 
 if __name__ == "__main__":

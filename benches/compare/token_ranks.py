@@ -14,7 +14,7 @@ from support import real
 from support.process import PROGRAMS
 from support.together import begin, last_lines, processes
 
-TITLE = "a corpus that 4 ranks of one node read once, in windows of 4 KiB, from a mount with 2 ms a request"
+TITLE = "a corpus that 4 ranks of one node read once, in windows of 4 KiB, from a mount with 2 ms per request"
 RANKS, DELAY_MS, ROUNDS = 4, 2, 3
 WINDOW_TOKENS = 2048
 MOST_BYTES = 1.05

@@ -52,7 +52,7 @@ STREAMS = {
 }
 # Wanted bytes, and those from the beginning of one run to that of the next.
 RUNS = {
-    f"gaps, {run:,} bytes of each {step:,}, {delay_ms} ms a request": (run, step, delay_ms)
+    f"gaps, {run:,} bytes of each {step:,}, {delay_ms} ms per request": (run, step, delay_ms)
     for run, step in ((1024, 8192), (4096, 32_768))
     for delay_ms in (2, 10)
 }
@@ -62,8 +62,8 @@ PACE, NO_PACE = "at the pace of a lead", "as many reads as there are threads"
 PACES = {
     "pace, the first 8 of 64 tensors, 2 ms and 100 MB/s": (8, 2, 100_000_000),
     "pace, 64 tensors, 2 ms and 100 MB/s": (64, 2, 100_000_000),
-    "pace, 64 tensors, 2 ms a request": (64, 2, None),
-    "pace, 64 tensors, 10 ms a request": (64, 10, None),
+    "pace, 64 tensors, 2 ms per request": (64, 2, None),
+    "pace, 64 tensors, 10 ms per request": (64, 10, None),
 }
 CASES = [*STREAMS, *RUNS, *PACES]
 
@@ -105,7 +105,9 @@ def of_streams(name: str, case: Case, source: Path, sums: dict[str, int]) -> Row
         )
     found = alternate([case.ours, *case.without], load, rounds=ROUNDS)
     figures = {way: [each.seconds for each in loads] for way, loads in found.items()}
-    where = f"{case.gib} GiB, cold" if case.background is None else f"{case.gib} GiB, {DELAY_MS} ms a request"
+    where = (
+        f"{case.gib} GiB, cold" if case.background is None else f"{case.gib} GiB, {DELAY_MS} ms per request"
+    )
     return Row(f"{name}, {where}", case.ours, figures, limits=case.without)
 
 

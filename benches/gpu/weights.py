@@ -363,7 +363,7 @@ def slow_rates(folder: Path, device: str, rounds: int, program: Path) -> list[Ro
                     evict(path)
                 with mount as there:
                     figures[way].append(loaded(way, there.path, device, sums) / 1e9)
-        rows += shown(compared(f"FUSE, 10 ms a request, {name}", figures, {}))
+        rows += shown(compared(f"FUSE, 10 ms per request, {name}", figures, {}))
     return rows
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from records import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HERE = Path(__file__).parent
-RECORDS = HERE.parents[1] / "benches/record"
 OURS, THEIRS = "#1f77b4", "#9aa0a6"
 # Each figure is drawn once per palette. The key is the end of its file name.
 PALETTES = {"": {"ink": "#000000", "paper": "#ffffff"}, "-dark": {"ink": "#e2e4e9", "paper": "none"}}
@@ -42,9 +41,9 @@ class Bars:
 
     Attributes:
         title: What is shown.
-        record: The name of the record, without its ending.
-        table: The table of the record.
-        case: The case of the table.
+        record: The name of the recorded run.
+        table: The comparison of the run.
+        case: The case of the comparison.
         ours: The contestants that are pagestream's, by their labels.
         theirs: The others.
         unit: ``"s"``, ``"ms"`` or the record's own.
@@ -59,22 +58,14 @@ class Bars:
     unit: str = "s"
 
     def values(self) -> dict[str, tuple[float, float, float]]:
-        """Returns the quartiles of each contestant, by its label: first, median, third."""
-        rows = json.loads((RECORDS / f"{self.record}.json").read_text())["results"][self.table]
-        figures = {}
-        for row in rows:
-            if row["case"] == self.case:
-                figures |= row["figures"]
+        """Returns the first quartile, the median and the third quartile of each contestant, by its label."""
+        spans = {
+            line["contestant"]: (float(line["low"]), float(line["median"]), float(line["high"]))
+            for line in recorded(self.record, self.case)
+            if line["comparison"] == self.table
+        }
         labels = self.ours | self.theirs
-        return {label: quartiles(figures[name]) for label, name in labels.items()}
-
-
-def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Returns the first quartile, the median and the third quartile."""
-    if len(values) == 1:
-        return (values[0],) * 3
-    first, median, third = statistics.quantiles(values, method="inclusive")
-    return first, median, third
+        return {label: spans[name] for label, name in labels.items()}
 
 
 SLOW_MOUNT = {
@@ -103,7 +94,7 @@ FIGURES = {
             "Seconds to load 1 GiB of weights from a cold FUSE mount, 10 ms per request",
             "2026-11-26-640d8d5",
             LOADS,
-            "1 GiB, 10 ms a request, cached",
+            "1 GiB, 10 ms per request, cached",
             SLOW_MOUNT,
             SLOW_RIVALS,
         )
@@ -113,7 +104,7 @@ FIGURES = {
             "Load 1 GiB of weights from a cold mount with 10 ms per request (seconds; less is better)",
             "2026-11-26-640d8d5",
             LOADS,
-            "1 GiB, 10 ms a request, cached",
+            "1 GiB, 10 ms per request, cached",
             {"pagestream.safetensors.install()": "safe_open, installed"},
             {
                 "runai-model-streamer (buffered)": "runai-model-streamer, io_uring_buffered",

@@ -7,13 +7,10 @@ Each line compares one of our ways with the fastest other one of the same row of
 
 from __future__ import annotations
 
-import json
-import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
-HERE = Path(__file__).parent
-RECORDS = HERE.parents[1] / "benches/record"
+from records import RECORDS, recorded
+
 # Names of pagestream's own ways, and of yardsticks, which are no loaders.
 OURS = (
     "stream",
@@ -45,8 +42,8 @@ class Line:
 
     Attributes:
         title: What is measured.
-        record: The name of the record, without its ending.
-        case: The case of one of its tables.
+        record: The name of the recorded run.
+        case: The case of one of its comparisons.
         ours: The contestant that is pagestream's.
         is_rate: Whether more is better. Otherwise it is a time.
         link: The section of the page with the recorded table.
@@ -61,12 +58,7 @@ class Line:
 
     def figures(self) -> dict[str, float]:
         """Returns the median of each contestant."""
-        found: dict[str, float] = {}
-        for rows in json.loads((RECORDS / f"{self.record}.json").read_text())["results"].values():
-            for row in rows:
-                if row["case"] == self.case:
-                    found |= {name: statistics.median(values) for name, values in row["figures"].items()}
-        return found
+        return {line["contestant"]: float(line["median"]) for line in recorded(self.record, self.case)}
 
     def rival(self) -> str:
         """Returns the name of the fastest contestant that is neither ours nor a yardstick."""
@@ -100,21 +92,21 @@ LINES = [
     Line(
         "1 GiB from a mount, 10 ms per request",
         "2026-11-26-640d8d5",
-        "1 GiB, 10 ms a request, cached",
+        "1 GiB, 10 ms per request, cached",
         "safe_open, installed",
         "weights-from-a-slow-mount",
     ),
     Line(
         "the same with `direct_io`",
         "2026-11-26-7019965",
-        "1 GiB, 10 ms a request, direct_io",
+        "1 GiB, 10 ms per request, direct_io",
         "safe_open, installed",
         "weights-from-a-slow-mount",
     ),
     Line(
         "1 GiB from a mount, 2 ms per request",
         "2026-11-26-7bc0bd6-2",
-        "1 GiB, 2 ms a request, cached",
+        "1 GiB, 2 ms per request, cached",
         "safe_open, installed",
         "weights-from-a-slow-mount",
     ),

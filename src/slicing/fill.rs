@@ -22,7 +22,7 @@ use super::outputs::{OutputPart, Outputs};
 use super::plan::{Blocks, SlicePlan};
 use super::scatter;
 
-/// Threads that read while storage is slow: at 10 ms a request, 3200 requests a second.
+/// Threads that read while storage is slow: at 10 ms per request, 3200 requests a second.
 pub const MAX_READERS: u64 = 32;
 /// Upper bound of bytes that are asked for ahead of the reads.
 const AHEAD_BYTES: u64 = 16 << 20;
