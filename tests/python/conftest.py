@@ -39,6 +39,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Files that take minutes. They come first, so that the processes that share the tests end at the same time.
 LONG = (
     "test_weights_memory.py",
+    "test_costs.py",
     "test_safetensors_clients.py",
     "test_demo.py",
     "test_packaging.py",
