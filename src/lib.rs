@@ -2,7 +2,7 @@
 //!
 //! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it: [`allocate`], [`error`], [`words`],
 //! [`dtype`], `file_kinds`, `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
-//! [`slicing`], [`weights`] · [`batching`], [`streaming`] · `python`.
+//! [`slicing`], [`weights`] · [`batching`], [`streaming`], [`hashing`] · `python`.
 
 // Without the binding much has no caller; with it the compiler finds what nobody calls.
 #![cfg_attr(not(feature = "python"), allow(dead_code, unused_imports))]
@@ -13,6 +13,7 @@ mod dtype;
 mod error;
 mod fetch;
 mod file_kinds;
+mod hashing;
 mod mapped_file;
 mod mix;
 mod natural;
@@ -32,12 +33,13 @@ mod words;
 pub mod internals {
     pub use crate::batching::assemble::assemble;
     pub use crate::batching::options::{Documents, Options, Without};
-    pub use crate::batching::pipeline::{Next, Pipeline};
+    pub use crate::batching::pipeline::Pipeline;
     pub use crate::batching::plan::{BatchRow, Feed, Share, StreamExtent, TokenSource};
     pub use crate::batching::row::RowCopier;
     pub use crate::dtype::Dtype;
     pub use crate::error::{Error, ReadCause, Result};
     pub use crate::fetch::budget::Budget;
+    pub use crate::fetch::next::Next;
     pub use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
     pub use crate::mapped_file::{MappedFile, Mode, RequestedMode, page_cache};
     pub use crate::natural::compare;
@@ -59,7 +61,7 @@ pub mod internals {
     pub use crate::slicing::{
         GAP_BYTES, MAX_READERS, PIECE_BYTES, Selection, SlicePlan, fill, fill_run, plan_for,
     };
-    pub use crate::streaming::engine::{Inspect, NextTensor, Stream};
+    pub use crate::streaming::engine::{Inspect, Stream};
     pub use crate::streaming::lead_cursor::CREDIT as LEAD_CREDIT;
     pub use crate::streaming::options::StreamOptions;
     pub use crate::streaming::pace::Pace;

@@ -96,7 +96,7 @@ fn main() -> Outcome<()> {
     let begun = Instant::now();
     let pipeline = Pipeline::start(feed, options, 0)?;
     let next = || match pipeline.next(PATIENCE)? {
-        Next::Batch(batch) => {
+        Next::Ready(batch) => {
             drop(std::hint::black_box(batch));
             Ok(())
         }

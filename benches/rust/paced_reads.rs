@@ -8,7 +8,7 @@
 //! a lead does: as many bytes as it begins with, and twice what was used. Prints a line of JSON.
 
 use pagestream::internals::{
-    FIRST_BYTES, Inspect, LEAD_CREDIT, MappedFile, NextTensor, Pace, RequestedMode, Stream, StreamOptions,
+    FIRST_BYTES, Inspect, LEAD_CREDIT, MappedFile, Next, Pace, RequestedMode, Stream, StreamOptions,
     Want,
 };
 use std::path::Path;
@@ -53,7 +53,7 @@ fn main() -> Outcome<()> {
             return Err(format!("tensor {want} is not near").into());
         }
         stream.double(MOST_BYTES.min(FIRST_BYTES + LEAD_CREDIT * (want as u64 + 1) * tensor_bytes));
-        let NextTensor::Landed(_) = stream.take(want, PATIENCE)? else {
+        let Next::Ready(_) = stream.take(want, PATIENCE)? else {
             return Err(format!("tensor {want} does not come").into());
         };
     }

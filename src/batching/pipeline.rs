@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::fetch::buffers::Lease;
 use crate::fetch::crew::{CLOSE_PATIENCE, OnPanic};
+use crate::fetch::next::Next;
 use crate::os::process::fork;
 
 use super::gatherer::Gatherer;
@@ -30,14 +31,6 @@ pub struct Batch {
     pub position_after: u64,
     /// The places in the batch where documents begin, in tokens, row after row. Each row begins one.
     pub documents: Option<Vec<u64>>,
-}
-
-#[derive(Debug)]
-pub enum Next {
-    Batch(Box<Batch>),
-    End,
-    /// Not within the time given.
-    NotYet,
 }
 
 #[derive(Debug)]
@@ -83,7 +76,7 @@ impl Pipeline {
 
     /// The next batch, waiting for it for at most `patience`. After an error, the caller starts
     /// the stream anew.
-    pub fn next(&self, patience: Duration) -> Result<Next> {
+    pub fn next(&self, patience: Duration) -> Result<Next<Box<Batch>>> {
         self.refuse_in_a_fork()?;
         let begun = Instant::now();
         let mut stalled = self.gave_up.swap(false, Ordering::Relaxed);
@@ -142,7 +135,7 @@ impl Pipeline {
         }
     }
 
-    fn hand_out(&self, taken: Taken, stalled: Option<Duration>) -> Result<Next> {
+    fn hand_out(&self, taken: Taken, stalled: Option<Duration>) -> Result<Next<Box<Batch>>> {
         let metrics = &self.shared.metrics;
         if let Some(time) = stalled {
             metrics.stalled(time);
@@ -155,7 +148,7 @@ impl Pipeline {
         let documents =
             (self.shared.options.documents != Documents::Ignore).then(|| flatten(taken.documents, tokens));
         let position_after = self.shared.feed.position_after(&taken.plan);
-        Ok(Next::Batch(Box::new(Batch { buffer, rows, position_after, documents })))
+        Ok(Next::Ready(Box::new(Batch { buffer, rows, position_after, documents })))
     }
 
     /// Whether [`Self::next`] would not wait.

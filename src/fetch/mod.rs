@@ -43,4 +43,5 @@ pub mod background;
 pub mod budget;
 pub mod buffers;
 pub mod crew;
+pub mod next;
 pub mod ranges;

@@ -57,6 +57,8 @@ mod read;
 mod short_read;
 mod state_cache;
 mod tensor_view;
+#[cfg(test)]
+pub mod test_file;
 mod view_counts;
 
 pub use crate::os::fault::views::{set_hook as on_damage, untold_damage};

@@ -16,9 +16,10 @@ use super::files::audit_open;
 use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::crew::{PERIOD, check_threads};
+use crate::fetch::next::Next;
+use crate::hashing::{Digests, HashRequest, Hashing, Prepared};
 use crate::mapped_file::{RequestedMode, identity_at};
 use crate::os::fault;
-use crate::streaming::checksums::{Digests, HashRequest, Hashing, NextOutcome, Prepared};
 use crate::streaming::engine::Inspect;
 use crate::weights::blob;
 use crate::weights::checkpoint::Checkpoint;
@@ -181,9 +182,9 @@ impl PyChecksumRun {
         let Some(hashing) = &self.hashing else { return Ok(None) };
         let next = py.detach(|| hashing.next(PERIOD));
         let outcome = match self.raised.or(next)? {
-            NextOutcome::End => return Ok(None),
-            NextOutcome::NotYet => return Ok(Some(Vec::new())),
-            NextOutcome::Outcome(outcome) => outcome,
+            Next::End => return Ok(None),
+            Next::NotYet => return Ok(Some(Vec::new())),
+            Next::Ready(outcome) => outcome,
         };
         let FileOutcome { number, is_checked, failures, text: to_write, checksums } = outcome;
         let exception = |failure| PyErr::from(failure).into_value(py).into_any();

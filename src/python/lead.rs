@@ -8,15 +8,17 @@ use std::sync::{Arc, Mutex, OnceLock};
 use pyo3::prelude::*;
 
 use super::next_file::NextFile;
+use super::waiting::wait;
 use super::warm_shard::{WarmShard, WarmTensor};
 use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, PERIOD};
+use crate::fetch::next::Next;
 use crate::mapped_file::Opened;
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
 use crate::slicing::{Selection, Sequence};
-use crate::streaming::engine::{Landed, NextTensor};
+use crate::streaming::engine::Landed;
 use crate::streaming::file_tensors::FileTensors;
 use crate::streaming::lead::{Handover, Lead};
 use crate::streaming::lead_count::Seat;
@@ -154,29 +156,30 @@ impl FileLead {
             lead.note_taken(0);
         };
         begun.inspect_err(give_up)?;
-        loop {
-            match py.detach(|| stream.take(number, PERIOD)) {
-                Ok(NextTensor::Landed(landed)) => {
-                    py.detach(|| lead.note_taken(landed.place.len as u64));
-                    return Ok(Some(landed));
+        // A failure of the stream ends the wait, but is no exception here: it may be of another tensor.
+        let taken = wait(py, |patience| {
+            PyResult::Ok(
+                stream
+                    .take(number, patience)
+                    .map_or_else(|error| Next::Ready(Err(error)), |next| next.map(Ok)),
+            )
+        });
+        match taken.inspect_err(give_up)? {
+            Some(Ok(landed)) => {
+                py.detach(|| lead.note_taken(landed.place.len as u64));
+                return Ok(Some(landed));
+            }
+            None => py.detach(|| lead.note_taken(0)),
+            Some(Err(error)) => {
+                if error.is_change() {
+                    fork::get_or_make(&self.change, || error);
+                } else {
+                    fork::with_lock(&self.failure, |failure| *failure = Some(error));
                 }
-                Ok(NextTensor::NotYet) => py.check_signals().inspect_err(give_up)?,
-                Ok(NextTensor::End) => {
-                    py.detach(|| lead.note_taken(0));
-                    return self.left_to_file(offset, len);
-                }
-                // Perhaps of another tensor.
-                Err(error) => {
-                    if error.is_change() {
-                        fork::get_or_make(&self.change, || error);
-                    } else {
-                        fork::with_lock(&self.failure, |failure| *failure = Some(error));
-                    }
-                    py.detach(|| lead.close());
-                    return self.left_to_file(offset, len);
-                }
+                py.detach(|| lead.close());
             }
         }
+        self.left_to_file(offset, len)
     }
 
     /// Answers for a tensor that is not read ahead. If a reader has failed in its bytes that is told, once: a view

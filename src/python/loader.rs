@@ -7,12 +7,12 @@ use pyo3::prelude::*;
 use super::export::PyExporter;
 use super::sampling::PyMixture;
 use super::tokens::PyTokenCorpus;
+use super::waiting::wait;
 use crate::batching::layout::BatchLayout;
 use crate::batching::options::{Documents, Marker, Options, Without};
-use crate::batching::pipeline::{Batch, Next, Pipeline};
+use crate::batching::pipeline::{Batch, Pipeline};
 use crate::batching::plan::{Feed, Share, StreamExtent, TokenSource};
 use crate::error::Error;
-use crate::fetch::crew;
 use crate::mapped_file::DropBehind;
 use crate::os::fault;
 use crate::sampling::order::Order;
@@ -136,17 +136,10 @@ impl PyTokenPipeline {
     fn next(&self, py: Python<'_>) -> PyResult<Option<PyPipelineBatch>> {
         // Each call on files does; threads of the pipeline may have nothing to read now.
         fault::reinstall();
-        loop {
-            match py.detach(|| self.pipeline.next(crew::PERIOD))? {
-                Next::Batch(batch) => {
-                    let Batch { buffer, rows, position_after, documents } = *batch;
-                    let buffer = Py::new(py, PyExporter::new(Arc::new(buffer)))?;
-                    return Ok(Some(PyPipelineBatch { buffer, rows, position_after, documents }));
-                }
-                Next::End => return Ok(None),
-                Next::NotYet => py.check_signals()?,
-            }
-        }
+        let Some(batch) = wait(py, |patience| self.pipeline.next(patience))? else { return Ok(None) };
+        let Batch { buffer, rows, position_after, documents } = *batch;
+        let buffer = Py::new(py, PyExporter::new(Arc::new(buffer)))?;
+        Ok(Some(PyPipelineBatch { buffer, rows, position_after, documents }))
     }
 
     /// Whether `next` would answer at once.

@@ -23,6 +23,7 @@ mod staging;
 mod stored_tensor;
 mod stream;
 mod tokens;
+mod waiting;
 mod warm;
 mod warm_shard;
 mod weights;

@@ -13,10 +13,11 @@ use super::export::drop_detached;
 use super::stream::wants_of;
 use super::writable::GivenMemory;
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
+use crate::fetch::next::Next;
 use crate::os::fault;
 use crate::os::memory::arena::Arena;
 use crate::os::memory::parts::WritableMemory;
-use crate::streaming::engine::{NextTensor, Stream};
+use crate::streaming::engine::Stream;
 use crate::streaming::options::{CacheUse, READERS, StreamOptions};
 
 /// A tensor in the caller's memory: its number, its place there, its bytes.
@@ -75,7 +76,7 @@ impl PyStagedStream {
         let mut found = Vec::with_capacity(left);
         loop {
             match py.detach(|| stream.next(patience))? {
-                NextTensor::Landed(landed) => {
+                Next::Ready(landed) => {
                     let start = self.arena.offset_of(landed.memory.as_ptr());
                     found.push((landed.place.want, start + landed.place.offset, landed.place.len));
                     left -= 1;
@@ -87,9 +88,9 @@ impl PyStagedStream {
                         return Ok(Some(found));
                     }
                 }
-                NextTensor::End => return Ok(None),
-                NextTensor::NotYet if wait => py.check_signals()?,
-                NextTensor::NotYet => return Ok(Some(found)),
+                Next::End => return Ok(None),
+                Next::NotYet if wait => py.check_signals()?,
+                Next::NotYet => return Ok(Some(found)),
             }
         }
     }

@@ -11,11 +11,12 @@ use super::checksums::PyChecksumRun;
 use super::error::Raised;
 use super::export::{PyExporter, drop_detached, landed_object};
 use super::stored_tensor::ByteSelection;
+use super::waiting::wait;
 use crate::allocate;
-use crate::fetch::crew::{Limits, PERIOD, check_threads};
+use crate::fetch::crew::{Limits, check_threads};
 use crate::os::fault;
 use crate::os::process::limits;
-use crate::streaming::continued::{ContinuedStream, NextWant};
+use crate::streaming::continued::ContinuedStream;
 use crate::streaming::options::{CacheUse, READERS, StreamOptions, memory_bytes_for};
 use crate::streaming::plan::{PLAN, Want};
 use crate::streaming::strategy::{Choice, Strategy, Surroundings, choose};
@@ -111,15 +112,8 @@ impl PyTensorStream {
     fn next(&self, py: Python<'_>) -> PyResult<Option<(usize, Py<PyExporter>)>> {
         fault::reinstall();
         let Some(stream) = &self.stream else { return Ok(None) };
-        loop {
-            match py.detach(|| stream.next(PERIOD))? {
-                NextWant::Landed(number, landed) => {
-                    return Ok(Some((number, landed_object(py, landed, true)?.unbind())));
-                }
-                NextWant::End => return Ok(None),
-                NextWant::NotYet => py.check_signals()?,
-            }
-        }
+        let next = wait(py, |patience| stream.next(patience))?;
+        next.map(|(number, landed)| Ok((number, landed_object(py, landed, true)?.unbind()))).transpose()
     }
 
     fn close(&self, py: Python<'_>) {

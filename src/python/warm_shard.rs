@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
-use crate::fetch::crew::PERIOD;
 use crate::slicing::Selection;
-use crate::streaming::engine::{Landed, NextTensor};
+use crate::streaming::engine::Landed;
 use crate::streaming::warm::{WarmSlot, Warmed};
+
+use super::waiting::wait;
 
 /// A shard, by the slot of its checkpoint's warm lead and its number there.
 pub struct WarmShard {
@@ -46,12 +47,10 @@ impl WarmShard {
             Some(Warmed::InCache) => return Ok(Some(WarmTensor::InCache)),
             None => return Ok(None),
         };
-        loop {
-            match py.detach(|| lead.take(want, PERIOD)) {
-                NextTensor::Landed(landed) => return Ok(Some(WarmTensor::Landed(landed))),
-                NextTensor::End => return lead.change().map_or(Ok(None), |error| Err(error.into())),
-                NextTensor::NotYet => py.check_signals().inspect_err(|_| lead.release(want))?,
-            }
+        let taken = wait(py, |patience| PyResult::Ok(lead.take(want, patience)));
+        match taken.inspect_err(|_| lead.release(want))? {
+            Some(landed) => Ok(Some(WarmTensor::Landed(landed))),
+            None => lead.change().map_or(Ok(None), |error| Err(error.into())),
         }
     }
 }

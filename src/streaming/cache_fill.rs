@@ -315,7 +315,7 @@ mod tests {
 
     use super::*;
     use crate::mapped_file::RequestedMode;
-    use crate::streaming::test_file;
+    use crate::mapped_file::test_file;
 
     const LEN: u64 = 1024;
     /// Against a hang alone.

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use crate::allocate;
 use crate::error::Result;
+use crate::fetch::next::Next;
 
-use super::engine::{Inspect, Landed, NextTensor, Stream};
+use super::engine::{Inspect, Landed, Stream};
 use super::options::StreamOptions;
 use super::pieces::Files;
 use super::plan::{FIRST_BYTES, PLAN, Want};
@@ -51,15 +52,6 @@ struct Position {
     alone: Option<Stream>,
 }
 
-#[derive(Debug)]
-pub enum NextWant {
-    /// The number of the want, and its bytes.
-    Landed(usize, Landed),
-    End,
-    /// Not within the time given.
-    NotYet,
-}
-
 impl ContinuedStream {
     /// Claims what the lead has, and starts to read the rest.
     pub fn start(
@@ -84,16 +76,16 @@ impl ContinuedStream {
         self.position.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next tensor, waiting for it for at most `patience`.
-    pub fn next(&self, patience: Duration) -> Result<NextWant> {
+    /// Takes the number of the next want and its bytes, waiting for it for at most `patience`.
+    pub fn next(&self, patience: Duration) -> Result<Next<(usize, Landed)>> {
         self.stream.check_process()?;
         let mut position = self.position();
         let number = position.next;
-        let Some(&claim) = self.claims.get(number) else { return Ok(NextWant::End) };
+        let Some(&claim) = self.claims.get(number) else { return Ok(Next::End) };
         let found = match (&position.alone, claim, &self.lead) {
             (Some(alone), ..) => alone.next(patience)?,
             (None, Some(claim), Some(lead)) => match lead.take(claim, patience) {
-                NextTensor::End => {
+                Next::End => {
                     let want = std::slice::from_ref(&self.wants[number]);
                     let alone = Stream::start(want, self.files.boxed(), None, self.options, None)?;
                     position.alone.insert(alone).next(patience)?
@@ -102,15 +94,11 @@ impl ContinuedStream {
             },
             _ => self.stream.next(patience)?,
         };
-        Ok(match found {
-            NextTensor::Landed(landed) => {
-                self.stream.double(self.options.memory_bytes);
-                *position = Position { next: number + 1, alone: None };
-                NextWant::Landed(number, landed)
-            }
-            NextTensor::End => NextWant::End,
-            NextTensor::NotYet => NextWant::NotYet,
-        })
+        if matches!(found, Next::Ready(_)) {
+            self.stream.double(self.options.memory_bytes);
+            *position = Position { next: number + 1, alone: None };
+        }
+        Ok(found.map(|landed| (number, landed)))
     }
 
     /// Stops reading, and gives what was claimed and not taken back to the lead.

@@ -10,6 +10,7 @@ use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::background::{Background, BackgroundWork};
 use crate::fetch::crew::{Limits, Step, Wait, Work};
+use crate::fetch::next::Next;
 use crate::mapped_file::Opened;
 use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
@@ -30,14 +31,6 @@ pub type Inspect = dyn Fn(usize, &[u8]) -> Result<()> + Send + Sync;
 pub struct Landed {
     pub memory: Arc<dyn WritableMemory>,
     pub place: TensorPlace,
-}
-
-#[derive(Debug)]
-pub enum NextTensor {
-    Landed(Landed),
-    End,
-    /// Not within the time given.
-    NotYet,
 }
 
 /// Tensors that are read ahead of the consumer, in order.
@@ -127,9 +120,9 @@ impl Stream {
     }
 
     /// Takes the next tensor, waiting for it for at most `patience`.
-    pub fn next(&self, patience: Duration) -> Result<NextTensor> {
+    pub fn next(&self, patience: Duration) -> Result<Next<Landed>> {
         let taken = self.take(self.next.load(Ordering::Relaxed), patience)?;
-        if matches!(taken, NextTensor::Landed(_)) {
+        if matches!(taken, Next::Ready(_)) {
             self.next.fetch_add(1, Ordering::Relaxed);
         }
         Ok(taken)
@@ -137,9 +130,9 @@ impl Stream {
 
     /// Takes the tensor of a want, waiting for it for at most `patience`. Each is taken once. Groups that keep it
     /// from being read are given up, unless they are reserved.
-    pub fn take(&self, want: usize, patience: Duration) -> Result<NextTensor> {
+    pub fn take(&self, want: usize, patience: Duration) -> Result<Next<Landed>> {
         self.check_process()?;
-        let Some(&(group, number)) = self.work.group_of.get(want) else { return Ok(NextTensor::End) };
+        let Some(&(group, number)) = self.work.group_of.get(want) else { return Ok(Next::End) };
         let deadline = Instant::now() + patience;
         let mut state = self.work.lock();
         if state.asked <= group {
@@ -168,7 +161,7 @@ impl Stream {
                     self.work.task_ready.notify_all();
                 }
                 let place = self.work.groups[group].places[number];
-                return Ok(NextTensor::Landed(Landed { memory, place }));
+                return Ok(Next::Ready(Landed { memory, place }));
             }
             // Each consumer that waits learns it.
             if let Some(error) = &state.failure {
@@ -177,7 +170,7 @@ impl Stream {
             let left = deadline.saturating_duration_since(Instant::now());
             let is_given_up = state.has_begun(group) && !state.reading.contains_key(&group);
             if state.is_over || is_given_up {
-                return Ok(NextTensor::End);
+                return Ok(Next::End);
             }
             if !state.has_begun(group)
                 && !self.work.has_room(&state)
@@ -187,7 +180,7 @@ impl Stream {
                 self.work.task_ready.notify_all();
                 continue;
             } else if left.is_zero() {
-                return Ok(NextTensor::NotYet);
+                return Ok(Next::NotYet);
             }
             let waited = self.work.group_landed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -439,7 +432,7 @@ mod tests {
     use crate::error::ReadCause;
     use crate::mapped_file::RequestedMode;
     use crate::mapped_file::gate::{OpenAtEnd, ReadGate};
-    use crate::streaming::test_file;
+    use crate::mapped_file::test_file;
 
     const LEN: u64 = 4096;
     /// Against a hang alone.
@@ -495,12 +488,12 @@ mod tests {
     /// Whether the tensor of a want comes, with its own bytes.
     fn comes(stream: &Stream, want: usize) -> bool {
         match stream.take(want, MINUTES).expect("read") {
-            NextTensor::Landed(Landed { place, .. }) => {
+            Next::Ready(Landed { place, .. }) => {
                 assert_eq!((place.want, place.len as u64), (want, LEN));
                 true
             }
-            NextTensor::End => false,
-            NextTensor::NotYet => panic!("want {want} never comes"),
+            Next::End => false,
+            Next::NotYet => panic!("want {want} never comes"),
         }
     }
 
@@ -508,15 +501,15 @@ mod tests {
     fn comes_by_hand(stream: &Stream, want: usize) -> bool {
         loop {
             match stream.take(want, Duration::ZERO).expect("read") {
-                NextTensor::Landed(_) => return true,
-                NextTensor::End => return false,
-                NextTensor::NotYet => assert!(stream.take_turn(), "want {want} never comes"),
+                Next::Ready(_) => return true,
+                Next::End => return false,
+                Next::NotYet => assert!(stream.take_turn(), "want {want} never comes"),
             }
         }
     }
 
     fn is_not_yet(stream: &Stream, want: usize) -> bool {
-        matches!(stream.take(want, Duration::ZERO), Ok(NextTensor::NotYet))
+        matches!(stream.take(want, Duration::ZERO), Ok(Next::NotYet))
     }
 
     #[test]
@@ -599,12 +592,12 @@ mod tests {
         assert_eq!(gate.wait_for(3).iter().map(|read| read.offset).collect::<Vec<_>>(), [0, LEN, 2 * LEN]);
         gate.release(2 * LEN);
         assert!(comes(&stream, 2));
-        assert!(matches!(stream.next(Duration::ZERO), Ok(NextTensor::NotYet)));
+        assert!(matches!(stream.next(Duration::ZERO), Ok(Next::NotYet)));
         gate.release(LEN);
         gate.release(0);
         for want in 0..2 {
             let next = stream.next(MINUTES).expect("read");
-            assert!(matches!(next, NextTensor::Landed(Landed { place, .. }) if place.want == want));
+            assert!(matches!(next, Next::Ready(Landed { place, .. }) if place.want == want));
         }
     }
 
@@ -722,7 +715,7 @@ mod tests {
         let stream =
             Stream::start(&wants, Box::new(files), None, StreamOptions::default(), None).expect("threads");
         let taken = stream.take(0, MINUTES).expect("read");
-        let NextTensor::Landed(Landed { memory, .. }) = taken else { panic!("it does not come") };
+        let Next::Ready(Landed { memory, .. }) = taken else { panic!("it does not come") };
         assert_eq!(Arc::strong_count(&memory), 2, "its neighbour was not taken");
         drop(stream);
         assert_eq!(Arc::strong_count(&memory), 1);

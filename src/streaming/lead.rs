@@ -436,8 +436,8 @@ impl LeadWork {
 mod tests {
     use super::*;
     use crate::mapped_file::RequestedMode;
+    use crate::mapped_file::test_file;
     use crate::natural::NameKinds;
-    use crate::streaming::test_file;
 
     /// A fixed limit, independent of the available memory.
     const LIMIT_BYTES: u64 = 1 << 30;

@@ -157,14 +157,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::fetch::next::Next;
     use crate::mapped_file::RequestedMode;
+    use crate::mapped_file::test_file;
     use crate::natural::NameKinds;
-    use crate::streaming::engine::NextTensor;
     use crate::streaming::file_tensors::FileTensors;
     use crate::streaming::lead_count::Seat;
     use crate::streaming::run::Run;
     use crate::streaming::sample::drawn;
-    use crate::streaming::test_file;
 
     /// Asks for the tensors of four layers, each in the order of its modules. Ahead of each request the threads have had as many
     /// turns as `turns` says, or as there were; then those that the consumer waits for. Returns the streams of all but the first layer.
@@ -190,7 +190,7 @@ mod tests {
             let Ok(Answer::InStream(stream, want)) = answer else {
                 panic!("{of} of layer {layer} is left to page faults");
             };
-            while matches!(stream.take(want, Duration::ZERO), Ok(NextTensor::NotYet)) {
+            while matches!(stream.take(want, Duration::ZERO), Ok(Next::NotYet)) {
                 assert!(stream.take_turn(), "{of} of layer {layer} never comes");
             }
             if layer >= 1 {

@@ -1,4 +1,4 @@
-//! Reads whole tensors and parts of tensors into owned memory, in the order of the plan, and hashes files.
+//! Reads whole tensors and parts of tensors into owned memory, in the order of the plan.
 //!
 //! ```text
 //!   wants (file, bytes, selection), in order
@@ -31,8 +31,6 @@
 //! A stream may have its tensors inspected: the thread that reads a group's last piece shows the bytes to a function, and
 //! a refusal takes the place of the tensor, after all tensors before it.
 //!
-//! [`checksums`] reads whole files to hash them: nothing is handed out, so that little memory is used again and again.
-//!
 //! **The lead** serves a consumer that asks for the tensors of a file one by one and names no plan:
 //!
 //! ```text
@@ -60,14 +58,12 @@
 
 mod benefit;
 pub mod cache_fill;
-pub mod checksums;
 pub mod continued;
 pub mod engine;
 mod expected;
 pub mod file_tensors;
 pub mod guess;
 pub mod idle;
-pub mod lanes;
 pub mod lead;
 pub mod lead_count;
 pub mod lead_cursor;
@@ -88,8 +84,6 @@ pub mod staging;
 mod state;
 pub mod strategy;
 mod stride;
-#[cfg(test)]
-mod test_file;
 mod trial;
 mod turns;
 mod uses;

@@ -163,7 +163,7 @@ fn refusal_of_cache(opened: &Opened) -> Option<String> {
 mod tests {
     use super::*;
     use crate::mapped_file::RequestedMode;
-    use crate::streaming::test_file;
+    use crate::mapped_file::test_file;
 
     const LEN: u64 = 1 << 20;
 

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, Limits, PERIOD};
+use crate::fetch::next::Next;
 use crate::mapped_file::{Opened, page_cache};
 use crate::os::process::fork;
 use crate::slicing::PIECE_BYTES;
 
-use super::engine::{NextTensor, Stream};
+use super::engine::Stream;
 use super::options::{CacheUse, StreamOptions};
 use super::plan::{PLAN, Want};
 use super::sample::drawn;
@@ -136,10 +137,10 @@ fn timed(
     let stream = Stream::start(&wants, Box::new(move |_| Ok(file.clone())), None, options, None)?;
     loop {
         match stream.next(PERIOD)? {
-            NextTensor::End => return Ok(Some(begun.elapsed())),
-            NextTensor::NotYet if !keep_going() => return Err(Error::argument("the trial was stopped")),
-            NextTensor::NotYet if begun.elapsed() > PATIENCE => return Ok(None),
-            NextTensor::Landed(_) | NextTensor::NotYet => {}
+            Next::End => return Ok(Some(begun.elapsed())),
+            Next::NotYet if !keep_going() => return Err(Error::argument("the trial was stopped")),
+            Next::NotYet if begun.elapsed() > PATIENCE => return Ok(None),
+            Next::Ready(_) | Next::NotYet => {}
         }
     }
 }

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::fetch::crew::Limits;
+use crate::fetch::next::Next;
 use crate::os::process::fork;
 use crate::slicing::Selection;
 
 use super::cache_fill::CacheFill;
-use super::engine::{NextTensor, Stream};
+use super::engine::{Landed, Stream};
 use super::options::StreamOptions;
 use super::pieces::Files;
 use super::plan::Want;
@@ -139,8 +140,8 @@ impl WarmLead {
 
     /// Takes a tensor that was claimed, waiting for it for at most `patience`. After a failure it returns the
     /// end: the consumer learns the cause from the tensor's own file.
-    pub fn take(&self, want: usize, patience: Duration) -> NextTensor {
-        self.memory.take(want, patience).unwrap_or(NextTensor::End)
+    pub fn take(&self, want: usize, patience: Duration) -> Next<Landed> {
+        self.memory.take(want, patience).unwrap_or(Next::End)
     }
 
     /// Returns what was done to a file, if that ended the lead.

@@ -32,10 +32,11 @@ MAY_USE = {
     "tokens": GROUND | {"os", "mapped_file"},
     "weights": GROUND | {"os", "mapped_file", "fetch"},
     "batching": GROUND | {"os", "mapped_file", "fetch", "tokens", "sampling", "widen"},
+    "hashing": GROUND | {"os", "mapped_file", "fetch"},
     "streaming": GROUND | {"os", "mapped_file", "fetch", "slicing"},
     "python": GROUND
     | {"os", "mapped_file", "fetch", "slicing", "tokens", "weights", "sampling", "widen", "batching"}
-    | {"streaming"},
+    | {"streaming", "hashing"},
 }
 
 # The packages that each Python package may import. `torch`, `devices` and

@@ -1,13 +1,19 @@
-//! [`Hashing`]: threads that read files and work out their checksums.
+//! Checksums of whole files, by threads of their own: [`Hashing`].
 //!
 //! ```text
 //!   file ──prepare──> lanes ──step──> pieces: pread ──in order──> hashes of the lane ──> digests ──finish──> outcome
 //!                                        ▲ buffers ──────────────────┘
 //! ```
 //!
-//! A lane ([`super::lanes`]) is a run of a file that is hashed from its beginning to its end. Its pieces are read by any threads. The one that finds the next piece there
-//! hashes it, and those that follow; pieces that came early wait in their buffers, whose number bounds the memory. As
-//! pieces are taken in order, the next one is always on its way.
+//! A lane ([`lanes`]) is a run of a file that is hashed from its beginning to its end. Any thread may read its pieces. The
+//! thread that reads the next piece hashes it, and the pieces after it that are already in memory. A piece that is read too
+//! early waits in its buffer, and the number of buffers bounds the memory. Pieces are read in order, so the next one is always
+//! on its way.
+//!
+//! **What it promises.** Each file has one outcome: its digests, or an error if it was truncated or rewritten while it was
+//! read. The first error ends the work. The page cache stays as it was.
+//!
+//! **Callers:** the binding, for `verify`, `write_checksums` and the command.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -21,11 +27,14 @@ use crate::error::{Error, Result};
 use crate::fetch::background::{Background, BackgroundWork};
 use crate::fetch::budget::{Budget, default_memory_bytes};
 use crate::fetch::crew::{Limits, Step, Wait, Work};
+use crate::fetch::next::Next;
 use crate::mapped_file::Opened;
 use crate::mapped_file::page_cache;
 use crate::os::memory::{Uninit, zeroed};
 
-use super::lanes::{LaneHasher, PIECE_BYTES, lanes, piece_end};
+mod lanes;
+
+use lanes::{LaneHasher, PIECE_BYTES, lanes, piece_end};
 
 /// Pieces in memory at first, for each lane that is read: more would only be cold when their turn comes. While storage
 /// is slow they double, up to the second number.
@@ -66,14 +75,6 @@ pub enum Prepared<T> {
 
 /// Opens the file of a number, and says what to hash.
 pub type Prepare<T> = dyn Fn(usize) -> Result<Prepared<T>> + Send + Sync;
-
-#[derive(Debug)]
-pub enum NextOutcome<T> {
-    Outcome(T),
-    End,
-    /// Not within the time given.
-    NotYet,
-}
 
 /// Files that are hashed by threads of their own. Outcomes come in no order.
 #[derive(Debug)]
@@ -185,23 +186,23 @@ impl<T: Send + 'static> Hashing<T> {
     }
 
     /// Takes the outcome of a file, waiting for it for at most `patience`.
-    pub fn next(&self, patience: Duration) -> Result<NextOutcome<T>> {
+    pub fn next(&self, patience: Duration) -> Result<Next<T>> {
         self.0.check_process("the threads that verify")?;
         let deadline = Instant::now() + patience;
         let mut state = locked(&self.0.state);
         loop {
             if let Some(outcome) = state.outcomes.pop_front() {
-                return Ok(NextOutcome::Outcome(outcome));
+                return Ok(Next::Ready(outcome));
             }
             if let Some(error) = state.failure.take() {
                 return Err(error);
             }
             if state.is_over || state.unfinished_files == 0 {
-                return Ok(NextOutcome::End);
+                return Ok(Next::End);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(NextOutcome::NotYet);
+                return Ok(Next::NotYet);
             }
             let waited = self.0.outcome_ready.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -452,8 +453,8 @@ mod tests {
     use super::*;
     use crate::mapped_file::RequestedMode;
     use crate::mapped_file::gate::OpenAtEnd;
+    use crate::mapped_file::test_file;
     use crate::os::errno::Code;
-    use crate::streaming::test_file;
 
     /// Against a hang alone.
     const MINUTES: Duration = Duration::from_secs(600);
@@ -473,9 +474,9 @@ mod tests {
         let mut found = vec![None; contents.len()];
         loop {
             match hashing.next(MINUTES).expect("no error") {
-                NextOutcome::Outcome((number, digests)) => found[number] = Some(digests),
-                NextOutcome::End => break,
-                NextOutcome::NotYet => panic!("a minute is long"),
+                Next::Ready((number, digests)) => found[number] = Some(digests),
+                Next::End => break,
+                Next::NotYet => panic!("a minute is long"),
             }
         }
         assert_eq!(hashing.done_bytes(), contents.iter().map(|content| content.len() as u64).sum::<u64>());
@@ -522,17 +523,15 @@ mod tests {
             let hashing = Hashing::start(vec![0], Box::new(prepare), Some(PIECES as usize)).expect("threads");
             let _open = OpenAtEnd(&gate);
             assert_eq!(gate.wait_for(PIECES as usize)[1].offset, PIECE_BYTES);
-            assert!(matches!(hashing.next(Duration::ZERO), Ok(NextOutcome::NotYet)));
+            assert!(matches!(hashing.next(Duration::ZERO), Ok(Next::NotYet)));
             for piece in order {
                 gate.release(piece * PIECE_BYTES);
             }
-            let NextOutcome::Outcome(found) = hashing.next(MINUTES).expect("no error") else {
-                panic!("no outcome")
-            };
+            let Next::Ready(found) = hashing.next(MINUTES).expect("no error") else { panic!("no outcome") };
             assert_eq!(found.spans, expected, "{order:?}");
             assert_eq!(found.sha256, Some(Sha256::digest(&content).into()), "{order:?}");
             assert_eq!(hashing.done_bytes(), len);
-            assert!(matches!(hashing.next(MINUTES), Ok(NextOutcome::End)));
+            assert!(matches!(hashing.next(MINUTES), Ok(Next::End)));
         }
     }
 
@@ -550,7 +549,7 @@ mod tests {
         gate.wait_for(2);
         gate.fail(0, Code::STALE);
         assert!(hashing.next(MINUTES).is_err());
-        assert!(matches!(hashing.next(MINUTES), Ok(NextOutcome::End)), "the error comes once");
+        assert!(matches!(hashing.next(MINUTES), Ok(Next::End)), "the error comes once");
         gate.open();
         hashing.0.wait_for_threads(MINUTES);
         assert_eq!(hashing.done_bytes(), 0, "nothing was hashed before its turn");

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::mapped_file::gate::ReadGate;
-use crate::mapped_file::{MappedFile, Opened, RequestedMode};
+use super::gate::ReadGate;
+use super::{MappedFile, Opened, RequestedMode};
 
 /// Returns an open file of this content, which has no name any more.
 pub fn opened(content: &[u8], mode: RequestedMode) -> Arc<Opened> {
