@@ -2,7 +2,7 @@
 //!
 //! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it: [`allocate`], [`error`], [`words`],
 //! [`dtype`], `file_kinds`, `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
-//! [`slicing`], [`weights`] · [`batching`], [`streaming`], [`hashing`] · `python`.
+//! [`slicing`], [`weights`] · [`batching`], [`streaming`], [`hashing`] · [`leading`], [`warming`] · `python`.
 
 // Without the binding much has no caller; with it the compiler finds what nobody calls.
 #![cfg_attr(not(feature = "python"), allow(dead_code, unused_imports))]
@@ -14,6 +14,7 @@ mod error;
 mod fetch;
 mod file_kinds;
 mod hashing;
+mod leading;
 mod mapped_file;
 mod mix;
 mod natural;
@@ -24,6 +25,7 @@ mod sampling;
 mod slicing;
 mod streaming;
 mod tokens;
+mod warming;
 mod weights;
 mod widen;
 mod words;
@@ -41,6 +43,7 @@ pub mod internals {
     pub use crate::fetch::budget::Budget;
     pub use crate::fetch::next::Next;
     pub use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
+    pub use crate::leading::lead_cursor::CREDIT as LEAD_CREDIT;
     pub use crate::mapped_file::{MappedFile, Mode, RequestedMode, page_cache};
     pub use crate::natural::compare;
     pub use crate::os::errno::{Code, describe};
@@ -62,7 +65,6 @@ pub mod internals {
         GAP_BYTES, MAX_READERS, PIECE_BYTES, Selection, SlicePlan, fill, fill_run, plan_for,
     };
     pub use crate::streaming::engine::{Inspect, Stream};
-    pub use crate::streaming::lead_cursor::CREDIT as LEAD_CREDIT;
     pub use crate::streaming::options::StreamOptions;
     pub use crate::streaming::pace::Pace;
     pub use crate::streaming::plan::{FIRST_BYTES, Want};

@@ -8,8 +8,7 @@
 //! a lead does: as many bytes as it begins with, and twice what was used. Prints a line of JSON.
 
 use pagestream::internals::{
-    FIRST_BYTES, Inspect, LEAD_CREDIT, MappedFile, Next, Pace, RequestedMode, Stream, StreamOptions,
-    Want,
+    FIRST_BYTES, Inspect, LEAD_CREDIT, MappedFile, Next, Pace, RequestedMode, Stream, StreamOptions, Want,
 };
 use std::path::Path;
 use std::sync::Arc;

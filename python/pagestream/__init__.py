@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pagestream.tokens.writing import write_tokens
     from pagestream.weights.checkpoint import Checkpoint, TensorInfo, VerifyReport, open_checkpoint
     from pagestream.weights.streaming import TensorStream
-    from pagestream.weights.warming import Lead
+    from pagestream.weights.warming import Warming
 
 __all__ = [
     "Batch",
@@ -42,7 +42,6 @@ __all__ = [
     "Documents",
     "Epoch",
     "FileSystem",
-    "Lead",
     "LoaderMetrics",
     "MappedFile",
     "Mixture",
@@ -55,6 +54,7 @@ __all__ = [
     "TokenLoader",
     "TokenShard",
     "VerifyReport",
+    "Warming",
     "__version__",
     "errors",
     "guard",
@@ -71,7 +71,6 @@ _HOMES = {
     "Documents": "pagestream.tokens.documents",
     "Epoch": "pagestream.loading.epochs",
     "FileSystem": "pagestream.files.mapped_file",
-    "Lead": "pagestream.weights.warming",
     "LoaderMetrics": "pagestream.loading.metrics",
     "MappedFile": "pagestream.files.mapped_file",
     "Mixture": "pagestream.loading.mixture",
@@ -84,6 +83,7 @@ _HOMES = {
     "TokenLoader": "pagestream.loading.loader",
     "TokenShard": "pagestream.tokens.corpus",
     "VerifyReport": "pagestream.weights.checkpoint",
+    "Warming": "pagestream.weights.warming",
     "guard": "pagestream.files.guard",
     "open_checkpoint": "pagestream.weights.checkpoint",
     "open_tokens": "pagestream.tokens.corpus",

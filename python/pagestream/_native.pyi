@@ -43,7 +43,7 @@ __all__ = [
     "TensorStream",
     "TokenCorpus",
     "TokenPipeline",
-    "WarmLead",
+    "Warming",
     "WeightFile",
     "__version__",
     "available_memory_bytes",
@@ -343,7 +343,7 @@ class TokenPipeline:
     def close(self) -> None: ...
 
 @final
-class WarmLead:
+class Warming:
     def __new__(
         cls,
         checkpoint: Checkpoint,

@@ -15,11 +15,11 @@ use super::files::{audit_open, path_of, weakest_reason};
 use super::lead::FileLead;
 use super::names::list_of_names;
 use super::next_file::NextFile;
-use super::warm_shard::WarmShard;
+use super::warming_shard::WarmingShard;
 use super::weights::{PyWeightFile, dtype_word};
+use crate::leading::lead::Handover;
 use crate::mapped_file::{Mode, RequestedMode, page_cache};
-use crate::streaming::lead::Handover;
-use crate::streaming::warm::WarmSlot;
+use crate::warming::warm::WarmingSlot;
 use crate::weights::checkpoint::{Assembly, Checkpoint};
 use crate::weights::file::WeightFile;
 use crate::weights::header::TensorEntry;
@@ -47,7 +47,7 @@ pub struct PyCheckpoint {
     paths: Vec<Py<PyString>>,
     /// The read-ahead of each file.
     leads: Vec<Arc<FileLead>>,
-    warm: Arc<WarmSlot>,
+    warm: Arc<WarmingSlot>,
 }
 
 impl Drop for PyCheckpoint {
@@ -63,7 +63,7 @@ impl PyCheckpoint {
     }
 
     /// The lead that `warm` has started.
-    pub fn warm_slot(&self) -> Arc<WarmSlot> {
+    pub fn warm_slot(&self) -> Arc<WarmingSlot> {
         self.warm.clone()
     }
 
@@ -114,7 +114,7 @@ fn leads_of(
     checkpoint: &Arc<Checkpoint>,
     mode: RequestedMode,
     ahead_bytes: Option<u64>,
-    warm: &Arc<WarmSlot>,
+    warm: &Arc<WarmingSlot>,
 ) -> Vec<Arc<FileLead>> {
     let mut leads: Vec<Arc<FileLead>> = Vec::with_capacity(checkpoint.paths.len());
     for number in (0..checkpoint.paths.len()).rev() {
@@ -128,7 +128,7 @@ fn leads_of(
             };
             NextFile::new(checkpoint.paths[next].clone(), mode, go_on)
         });
-        let warm = WarmShard::new(warm.clone(), number);
+        let warm = WarmingShard::new(warm.clone(), number);
         leads.push(Arc::new(FileLead::of_shard(ahead_bytes, next, warm)));
     }
     leads.reverse();

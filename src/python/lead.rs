@@ -9,21 +9,22 @@ use pyo3::prelude::*;
 
 use super::next_file::NextFile;
 use super::waiting::wait;
-use super::warm_shard::{WarmShard, WarmTensor};
+use super::warming_shard::{WarmTensor, WarmingShard};
 use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, PERIOD};
 use crate::fetch::next::Next;
+use crate::leading::file_tensors::FileTensors;
+use crate::leading::lead::{Handover, Lead};
+use crate::leading::lead_count::Seat;
+use crate::leading::lead_streams::Answer;
+use crate::leading::small_file;
 use crate::mapped_file::Opened;
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
 use crate::slicing::{Selection, Sequence};
 use crate::streaming::engine::Landed;
-use crate::streaming::file_tensors::FileTensors;
-use crate::streaming::lead::{Handover, Lead};
-use crate::streaming::lead_count::Seat;
-use crate::streaming::lead_streams::Answer;
-use crate::streaming::{sample, small_file};
+use crate::streaming::sample;
 use crate::weights::header::Header;
 
 /// Parts up to this length are used by page faults, each of which brings what lies around it: 128 KiB by default.
@@ -46,7 +47,7 @@ pub struct FileLead {
     /// Whether the file is open for a consumer.
     is_used: Arc<AtomicBool>,
     next: Option<NextFile>,
-    warm: Option<WarmShard>,
+    warm: Option<WarmingShard>,
 }
 
 impl std::fmt::Debug for FileLead {
@@ -81,7 +82,7 @@ impl FileLead {
     }
 
     /// The lead of a shard of a checkpoint, whose tensors may be read before they are asked for.
-    pub fn of_shard(limit_bytes: Option<u64>, next: Option<NextFile>, warm: WarmShard) -> Self {
+    pub fn of_shard(limit_bytes: Option<u64>, next: Option<NextFile>, warm: WarmingShard) -> Self {
         let mut lead = Self::new(limit_bytes, next);
         lead.warm = Some(warm);
         lead
@@ -190,7 +191,7 @@ impl FileLead {
         failed.map_or(Ok(None), |error| Err(error.into()))
     }
 
-    /// Takes a tensor, or a part of it, from the lead of `warm`, as [`WarmShard::take`] does.
+    /// Takes a tensor, or a part of it, from the tensors of `warm`, as [`WarmingShard::take`] does.
     pub fn take_warm(
         &self,
         py: Python<'_>,
@@ -235,7 +236,7 @@ impl FileLead {
         // Without memory for its lists there is no lead.
         let named = allocate::collected(named, "the tensors of a file").ok()?;
         let tensors = FileTensors::of(&named).ok()?;
-        let keeps_cache = self.warm.as_ref().is_some_and(WarmShard::has_filled_cache);
+        let keeps_cache = self.warm.as_ref().is_some_and(WarmingShard::has_filled_cache);
         let kernel_keeps_up = sample::kernel_keeps_up(&opened, seed);
         Lead::new(opened, tensors, self.limit_bytes, keeps_cache, kernel_keeps_up).ok()
     }

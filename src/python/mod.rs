@@ -24,8 +24,8 @@ mod stored_tensor;
 mod stream;
 mod tokens;
 mod waiting;
-mod warm;
-mod warm_shard;
+mod warming;
+mod warming_shard;
 mod weights;
 mod writable;
 
@@ -44,7 +44,7 @@ mod _native {
         stored_tensor::PyStoredTensor,
         stream::PyTensorStream,
         tokens::{PyTokenCorpus, natural_sorted},
-        warm::PyWarmLead,
+        warming::PyWarming,
         weights::{PyTensorFacts, PyWeightFile, parse_weights},
     };
 

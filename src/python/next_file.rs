@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 
 use super::files::audit_open;
 use crate::error::Result;
+use crate::leading::lead::Handover;
 use crate::mapped_file::RequestedMode;
 use crate::os::file::open::{self, Kind};
 use crate::os::process::thread;
-use crate::streaming::lead::Handover;
 
 /// Opens the file and begins to read it, for a consumer that goes on as in the file before it. Runs in a thread of its own. What
 /// fails is left to the consumer.

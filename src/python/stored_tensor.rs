@@ -10,7 +10,7 @@ use pyo3::types::{PyString, PyTuple};
 use super::error::Raised;
 use super::export::{PyExporter, copy_landed, drop_detached, landed_object, range_object};
 use super::lead::FileLead;
-use super::warm_shard::WarmTensor;
+use super::warming_shard::WarmTensor;
 use super::writable::WritableBuffer;
 use crate::error::{Error, Result};
 use crate::mapped_file::Opened;

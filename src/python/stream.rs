@@ -16,10 +16,10 @@ use crate::allocate;
 use crate::fetch::crew::{Limits, check_threads};
 use crate::os::fault;
 use crate::os::process::limits;
-use crate::streaming::continued::ContinuedStream;
 use crate::streaming::options::{CacheUse, READERS, StreamOptions, memory_bytes_for};
 use crate::streaming::plan::{PLAN, Want};
 use crate::streaming::strategy::{Choice, Strategy, Surroundings, choose};
+use crate::warming::continued::ContinuedStream;
 
 /// A tensor by its name; `None` for all of it.
 type WantedTensor<'py> = (Bound<'py, PyString>, Option<ByteSelection>);

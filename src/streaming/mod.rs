@@ -31,60 +31,22 @@
 //! A stream may have its tensors inspected: the thread that reads a group's last piece shows the bytes to a function, and
 //! a refusal takes the place of the tensor, after all tensors before it.
 //!
-//! **The lead** serves a consumer that asks for the tensors of a file one by one and names no plan:
-//!
-//! ```text
-//!   a request ──> guess::Guess: what will be asked for next ──> lead::Lead ──┬─ a thread advises: into the page cache
-//!                                                                            └─ a Stream: into memory of its own
-//!   close ──> idle::IdleStore: the file and its lead, for a moment ──> the next opening, or nothing
-//! ```
-//!
-//! **The lead of [`warm`]** knows its plan, and has no consumer yet:
-//!
-//! ```text
-//!                      ┌─ reads come out of the page cache ──> cache_fill::CacheFill: until all is there, or memory is full
-//!   wants ──> WarmLead ┤
-//!                      └─ they do not ──> a Stream, whose tensors wait for a request, or for another stream
-//! ```
-//!
-//! A requested tensor is read next, in addition to the tensors in memory. A stream takes the present tensors, and reads the
-//! rest by itself. So no byte is read twice.
-//!
 //! [`strategy`] decides between views, the page cache and memory of a stream's own, which is read through the page cache or,
 //! where a timed trial shows that this is much faster, past it.
 //!
-//! **Callers:** the binding, at `Stream` (a plan is known), at `Lead` (it is not), and at `WarmLead` (it is known, and its
-//! consumer is not).
+//! **Callers:** the binding, at [`engine::Stream`]; [`crate::leading`], which guesses the plan; [`crate::warming`], whose
+//! consumer comes later.
 
-mod benefit;
-pub mod cache_fill;
-pub mod continued;
 pub mod engine;
-mod expected;
-pub mod file_tensors;
-pub mod guess;
-pub mod idle;
-pub mod lead;
-pub mod lead_count;
-pub mod lead_cursor;
-mod lead_file;
-pub mod lead_streams;
-mod left_out;
 pub mod options;
 pub mod pace;
 pub mod pieces;
 pub mod plan;
 mod reach;
-mod rows;
-mod run;
 pub mod sample;
-pub mod small_file;
 mod staged;
 pub mod staging;
 mod state;
 pub mod strategy;
-mod stride;
 mod trial;
 mod turns;
-mod uses;
-pub mod warm;

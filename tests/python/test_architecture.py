@@ -34,9 +34,11 @@ MAY_USE = {
     "batching": GROUND | {"os", "mapped_file", "fetch", "tokens", "sampling", "widen"},
     "hashing": GROUND | {"os", "mapped_file", "fetch"},
     "streaming": GROUND | {"os", "mapped_file", "fetch", "slicing"},
+    "leading": GROUND | {"os", "mapped_file", "fetch", "slicing", "streaming"},
+    "warming": GROUND | {"os", "mapped_file", "fetch", "slicing", "streaming"},
     "python": GROUND
     | {"os", "mapped_file", "fetch", "slicing", "tokens", "weights", "sampling", "widen", "batching"}
-    | {"streaming", "hashing"},
+    | {"streaming", "hashing", "leading", "warming"},
 }
 
 # The packages that each Python package may import. `torch`, `devices` and

@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from pagestream import MappedFile, open_checkpoint
 from pagestream.errors import FileChangedError, MappedReadError
-from pagestream.weights.warming import Lead
+from pagestream.weights.warming import Warming
 
 from support import real
 from support.control_groups import memory_limit
@@ -197,7 +197,7 @@ def test_a_lead_with_little_memory_goes_on_as_tensors_are_taken(source, tmp_path
         lead = weights.warm(memory_bytes=LITTLE)
         assert lead.wait()
         assert lead.bytes_read == 8 * MIB
-        assert repr(lead) == f"<Lead {8 * MIB:,} of {WHOLE:,} bytes, full>"
+        assert repr(lead) == f"<Warming {8 * MIB:,} of {WHOLE:,} bytes, full>"
         use(weights)
         assert lead.wait()
     assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
@@ -228,7 +228,7 @@ def test_small_tensors_in_any_order_and_twice(tmp_path):
         for name in names:
             np.testing.assert_array_equal(weights[name], tensors[name])
         assert lead.wait()
-        assert repr(lead) == f"<Lead {8 * MIB:,} of {8 * MIB:,} bytes, done>"
+        assert repr(lead) == f"<Warming {8 * MIB:,} of {8 * MIB:,} bytes, done>"
     assert slow.counts["read_bytes"] > 8 * MIB  # by page faults, for the second use
 
 
@@ -413,7 +413,7 @@ def test_pages_of_a_local_file_are_there_for_others(source):
             assert lead.wait()
             assert (lead.fraction, repr(lead)) == (
                 1.0,
-                f"<Lead {40 * MIB:,} of {40 * MIB:,} bytes, done>",
+                f"<Warming {40 * MIB:,} of {40 * MIB:,} bytes, done>",
             )
             return file.residency(4096, 40 * MIB - 4096).fraction == 1.0
 
@@ -483,7 +483,7 @@ def test_closing_ends_the_lead(source, tmp_path, monkeypatch, direct):
 
 def test_a_handle_keeps_its_checkpoint_open(source):
     lead = open_checkpoint(source / "model.safetensors").warm()
-    assert isinstance(lead, Lead)
+    assert isinstance(lead, Warming)
     assert lead.wait()
     assert lead.fraction == 1.0
 
@@ -642,7 +642,7 @@ def test_an_empty_plan_is_done(source):
         lead = weights.warm([])
         assert lead.wait()
         assert (lead.fraction, lead.bytes_read) == (1.0, 0)
-        assert repr(lead) == "<Lead 0 of 0 bytes, done>"
+        assert repr(lead) == "<Warming 0 of 0 bytes, done>"
 
 
 def test_bad_plans_are_refused_before_anything_is_read(source, tmp_path):

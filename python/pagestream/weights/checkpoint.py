@@ -351,18 +351,18 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         )
         return streaming.reported(pairs, wanted, progress)
 
-    def warm(self, plan: Plan = None, *, memory_bytes: int | None = None) -> warming.Lead:
+    def warm(self, plan: Plan = None, *, memory_bytes: int | None = None) -> warming.Warming:
         """Starts to read tensors that will be used soon, while the program does something else.
 
-        Bytes go into the page cache, for this and all other processes; but on FUSE a program that opens a
-        file by other means drops its pages, unless the daemon keeps them (libfuse's ``kernel_cache``). On
-        files that bypass the cache (`explain` tells) or are not in ``"shared"`` mode,
-        they go into memory: the first use of a tensor, or of the part
-        that the plan wants, takes them from there, be it by ``weights[name]``, `read` or `stream`, and the
-        lead reads on. `stream` also takes over the rest of the lead; with ``verify=True``, and to a GPU, it
-        reads everything by itself.
+        Bytes go into the page cache, where all processes find them. On FUSE another program that opens the
+        file drops its pages, unless the daemon keeps them (libfuse's ``kernel_cache``).
 
-        A checkpoint has one lead. `close` or a further call cancels it, and frees its unused tensors.
+        Bytes go into memory of this process if the file bypasses the page cache (`explain` tells) or is not in
+        ``"shared"`` mode. ``weights[name]``, `read` and `stream` take each tensor, or the planned part of it,
+        from there, and reading goes on. `stream` also takes over the rest of the plan. With ``verify=True``,
+        and to a GPU, it reads everything by itself.
+
+        A checkpoint has one `Warming`. `close` or a further call cancels it, and frees its unused tensors.
 
         Args:
             plan: What to read, in the order of the files; see `stream`.
@@ -372,7 +372,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 memory the limit of `stream`.
 
         Returns:
-            A handle to watch, await or cancel it.
+            A handle to watch, await or cancel the reads.
 
         Raises:
             KeyError: The plan has a name that is not there.
@@ -383,8 +383,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         Examples:
             >>> from pagestream import open_checkpoint
             >>> weights = open_checkpoint("model.safetensors")
-            >>> lead = weights.warm()
-            >>> lead.wait(), lead.fraction
+            >>> warming = weights.warm()
+            >>> warming.wait(), warming.fraction
             (True, 1.0)
         """
         memory_bytes = environment.memory_bytes(memory_bytes)

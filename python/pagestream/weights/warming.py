@@ -1,4 +1,4 @@
-"""Leads of checkpoints: tensors that are read before anybody asks for them."""
+"""Tensors of a checkpoint that are read before the program asks for them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ if TYPE_CHECKING:
 
     from pagestream.weights.streaming import Wanted
 
-__all__ = ["Lead"]
+__all__ = ["Warming"]
 
 
 @set_module("pagestream")
-class Lead:
+class Warming:
     """Tensors of a checkpoint that are read in the background, before the program asks for them.
 
-    `Checkpoint.warm` makes it. A lead reads on without its handle, until its checkpoint is closed or warmed
+    `Checkpoint.warm` returns it. Reading goes on without this handle, until the checkpoint is closed or warmed
     again. The handle keeps the checkpoint open.
 
-    A context manager: the end of a ``with`` block cancels what is not read. A child after a fork has no lead:
-    it reads by itself.
+    As a context manager it cancels the remaining reads at the end of the ``with`` block. A forked child process
+    has no warming, and reads by itself.
 
     Examples:
         >>> from pagestream import open_checkpoint
         >>> weights = open_checkpoint("model.safetensors")
-        >>> with weights.warm() as lead:
+        >>> with weights.warm() as warming:
         ...     model = dict.fromkeys(weights)  # takes a minute, say
         ...     for name in model:
         ...         model[name] = weights[name].copy()
-        ...     is_done = lead.wait()
-        >>> is_done, lead.fraction
+        ...     is_done = warming.wait()
+        >>> is_done, warming.fraction
         (True, 1.0)
     """
 
     __slots__ = ("_files", "_native")
 
-    def __init__(self, files: _native.Checkpoint, lead: _native.WarmLead) -> None:
+    def __init__(self, files: _native.Checkpoint, native: _native.Warming) -> None:
         """Wraps the native object; `Checkpoint.warm` makes it."""
         self._files = files
-        self._native = lead
+        self._native = native
 
     @property
     def fraction(self) -> float:
@@ -59,23 +59,23 @@ class Lead:
         return self._native.read_bytes
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the lead can do no more by itself.
+        """Waits until no more bytes are read unless the program takes some.
 
-        That is when all bytes are there; when it was cancelled; or when as many are there as may be. In the
-        page cache it ends then; in memory it goes on as tensors are taken.
+        This is so once all bytes are read, after `cancel`, or once the memory is full. Bytes in the page cache
+        stay as they are then; in memory of the process, reading goes on as tensors are taken.
 
         Args:
             timeout: Seconds to wait at most; None for as long as it takes.
 
         Returns:
-            Whether it can do no more. False after `timeout`.
+            True, or False after `timeout` seconds.
 
         Raises:
             MappedReadError: A file was cut or its storage failed; with path and offset. It is raised again at
                 each further call; what was read before can be used.
             FileChangedError: A file was rewritten since it was opened; likewise.
             ValueError: `timeout` is negative, infinite or not a number; or this is a child of the process
-                that started the lead.
+                that started the warming.
 
         Examples:
             >>> from pagestream import open_checkpoint
@@ -85,13 +85,13 @@ class Lead:
         return self._native.wait(timeout)
 
     def cancel(self) -> None:
-        """Stops reading. What was read stays, and can be used.
+        """Stops reading. Bytes that were read stay usable.
 
         Examples:
             >>> from pagestream import open_checkpoint
-            >>> lead = open_checkpoint("model.safetensors").warm()
-            >>> lead.cancel()
-            >>> lead.wait()
+            >>> warming = open_checkpoint("model.safetensors").warm()
+            >>> warming.cancel()
+            >>> warming.wait()
             True
         """
         self._native.cancel()
@@ -101,7 +101,7 @@ class Lead:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Cancels what is not read."""
+        """Cancels the remaining reads."""
         self.cancel()
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class Lead:
 
 def started(
     files: _native.Checkpoint, wanted: list[Wanted], memory_bytes: int | None, threads: int | None
-) -> Lead:
+) -> Warming:
     """Starts to read a plan; see `Checkpoint.warm`."""
     native = [each.native() for each in wanted]
-    return Lead(files, _native.WarmLead(files, native, memory_bytes, threads))
+    return Warming(files, _native.Warming(files, native, memory_bytes, threads))

@@ -2,7 +2,7 @@
 
 use crate::mapped_file::{Opened, page_cache};
 
-use super::sample;
+use crate::streaming::sample;
 
 /// Data of a file that is not small.
 pub const LEAST_DATA_BYTES: u64 = 1 << 20;

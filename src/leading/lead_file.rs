@@ -7,10 +7,10 @@ use crate::fetch::budget::Budget;
 use super::file_tensors::FileTensors;
 use super::guess::{Guess, Request};
 use super::lead_count::Seat;
-use super::options::USUAL_BYTES;
-use super::plan::FIRST_BYTES;
 use super::run::Run;
 use super::small_file::LEAST_DATA_BYTES;
+use crate::streaming::options::USUAL_BYTES;
+use crate::streaming::plan::FIRST_BYTES;
 
 /// The file that a lead reads.
 #[derive(Debug)]

@@ -12,9 +12,9 @@ use crate::allocate::OutOfMemory;
 use crate::slicing::Selection;
 
 use super::file_tensors::FileTensors;
-use super::plan::Want;
 use super::rows::Rows;
 use super::uses::Uses;
+use crate::streaming::plan::Want;
 
 /// Parts of a tensor, on average, up to which the first ones are read ahead.
 const MOST_PARTS: usize = 3;

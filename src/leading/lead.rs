@@ -39,9 +39,9 @@ use super::lead_count::{Seat, usual_lead_bytes};
 use super::lead_cursor::{LeadCursor, LeadStep};
 use super::lead_file::LeadFile;
 use super::lead_streams::{Answer, LeadStreams};
-use super::pace::Pace;
-use super::plan::FIRST_BYTES;
 use super::run::Run;
+use crate::streaming::pace::Pace;
+use crate::streaming::plan::FIRST_BYTES;
 
 /// The available memory is checked after this many bytes.
 const LOOK_BYTES: u64 = 64 << 20;

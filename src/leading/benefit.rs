@@ -6,7 +6,7 @@
 
 use super::file_tensors::FileTensors;
 use super::guess::{Guess, Request};
-use super::plan::REQUEST_BYTES;
+use crate::streaming::plan::REQUEST_BYTES;
 
 /// Streams in a row of which too little was used, up to which others begin as before.
 const MAX_FRUITLESS: u32 = 2;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::slicing::Selection;
 
-use super::engine::Stream;
-use super::plan::Want;
 use super::uses::NEAR_TENSORS;
+use crate::streaming::engine::Stream;
+use crate::streaming::plan::Want;
 
 /// A stream of tensors that are expected.
 #[derive(Debug)]

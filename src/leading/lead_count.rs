@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::fetch::crew::Limits;
 use crate::os::process::{fork, limits};
 
-use super::options::READERS;
+use crate::streaming::options::READERS;
 
 /// The lead of a caller that names none: this share of the available memory, divided by the number of leads, and no more
 /// than [`LEAD_BYTES`].

@@ -1,4 +1,4 @@
-//! [`WarmShard`]: the tensors of one shard of a checkpoint that `warm` reads before anybody asks for them.
+//! [`WarmingShard`]: the tensors of one shard of a checkpoint that `warm` reads before anybody asks for them.
 
 use std::sync::Arc;
 
@@ -6,35 +6,35 @@ use pyo3::prelude::*;
 
 use crate::slicing::Selection;
 use crate::streaming::engine::Landed;
-use crate::streaming::warm::{WarmSlot, Warmed};
+use crate::warming::warm::{Warmed, WarmingSlot};
 
 use super::waiting::wait;
 
-/// A shard, by the slot of its checkpoint's warm lead and its number there.
-pub struct WarmShard {
-    slot: Arc<WarmSlot>,
+/// A shard, by the slot of its checkpoint's warming and its number there.
+pub struct WarmingShard {
+    slot: Arc<WarmingSlot>,
     number: usize,
 }
 
-/// The state of a tensor that the warm lead has.
+/// The state of a tensor that was warmed.
 pub enum WarmTensor {
     /// Its pages are in the page cache, now or soon.
     InCache,
     Landed(Landed),
 }
 
-impl WarmShard {
-    pub fn new(slot: Arc<WarmSlot>, number: usize) -> Self {
+impl WarmingShard {
+    pub fn new(slot: Arc<WarmingSlot>, number: usize) -> Self {
         Self { slot, number }
     }
 
-    /// Returns whether a warm lead has read into the page cache.
+    /// Returns whether `warm` has read into the page cache.
     pub fn has_filled_cache(&self) -> bool {
         self.slot.has_filled_cache()
     }
 
     /// Takes the tensor at `offset` of the shard, or a part of it, and waits for bytes that are to be in memory. Returns
-    /// `None` if the warm lead does not have it.
+    /// `None` if it was not warmed.
     pub fn take(
         &self,
         py: Python<'_>,

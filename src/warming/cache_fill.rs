@@ -15,9 +15,9 @@ use crate::os::memory::Uninit;
 use crate::os::process::limits;
 use crate::slicing::SlicePlan;
 
-use super::options::CacheUse;
-use super::pieces::{Files, read_piece};
-use super::plan::{PLAN, ReadPiece, Reads, Want, groups};
+use crate::streaming::options::CacheUse;
+use crate::streaming::pieces::{Files, read_piece};
+use crate::streaming::plan::{PLAN, ReadPiece, Reads, Want, groups};
 
 /// Bytes between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;

@@ -1,4 +1,4 @@
-//! `WarmLead`: tensors of a checkpoint that are read before anybody asks for them. The Python package `weights/` has the
+//! `Warming`: tensors of a checkpoint that are read before anybody asks for them. The Python package `weights/` has the
 //! documentation.
 
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use super::stream::{readers_of, wants_of};
 use crate::error::{Error, Result};
 use crate::fetch::crew::PERIOD;
 use crate::mapped_file::Mode;
-use crate::streaming::warm::WarmLead;
+use crate::warming::warm::Warming;
 
-#[pyclass(name = "WarmLead", module = "pagestream._native", frozen)]
-pub struct PyWarmLead {
+#[pyclass(name = "Warming", module = "pagestream._native", frozen)]
+pub struct PyWarming {
     /// `None` only during `drop`.
-    lead: Option<Arc<WarmLead>>,
+    lead: Option<Arc<Warming>>,
 }
 
-impl PyWarmLead {
-    fn lead(&self) -> PyResult<&WarmLead> {
+impl PyWarming {
+    fn lead(&self) -> PyResult<&Warming> {
         self.lead.as_deref().ok_or_else(|| PyValueError::new_err("gone"))
     }
 }
 
 #[pymethods]
-impl PyWarmLead {
+impl PyWarming {
     /// Starts to read, in place of the checkpoint's lead before.
     #[new]
     fn new(
@@ -50,7 +50,7 @@ impl PyWarmLead {
             let is_cached = |number| files.files.facts(number).mode == Mode::Shared;
             let all = files.clone();
             let open = Arc::new(move |number| all.file(number)?.file.opened());
-            let lead = Arc::new(WarmLead::start(wants, is_cached, open, memory_bytes, readers)?);
+            let lead = Arc::new(Warming::start(wants, is_cached, open, memory_bytes, readers)?);
             slot.replace(Some(lead.clone()));
             if files.files.is_closed() {
                 slot.replace(None); // by another thread, meanwhile
@@ -106,7 +106,7 @@ impl PyWarmLead {
     }
 }
 
-impl Drop for PyWarmLead {
+impl Drop for PyWarming {
     fn drop(&mut self) {
         drop_detached(self.lead.take());
     }

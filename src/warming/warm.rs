@@ -1,4 +1,4 @@
-//! [`WarmLead`]: tensors of a checkpoint that are read before anybody asks for them.
+//! [`Warming`]: tensors of a checkpoint that are read before anybody asks for them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +12,14 @@ use crate::os::process::fork;
 use crate::slicing::Selection;
 
 use super::cache_fill::CacheFill;
-use super::engine::{Landed, Stream};
-use super::options::StreamOptions;
-use super::pieces::Files;
-use super::plan::Want;
+use crate::streaming::engine::{Landed, Stream};
+use crate::streaming::options::StreamOptions;
+use crate::streaming::pieces::Files;
+use crate::streaming::plan::Want;
 
 /// Reads tensors, into the page cache where reads come out of it, and elsewhere into memory of its own.
 #[derive(Debug)]
-pub struct WarmLead {
+pub struct Warming {
     /// By file, and offset there.
     places: HashMap<(usize, u64), WarmPlace>,
     cache: CacheFill,
@@ -71,7 +71,7 @@ impl WarmState {
     }
 }
 
-impl WarmLead {
+impl Warming {
     /// Starts to read. `is_cached` tells of a file whether its reads come out of the page cache. `memory_bytes` is the
     /// most that is there at a time; `None` for [`CacheFill`]'s share and that of a stream.
     pub fn start(
@@ -210,15 +210,15 @@ impl WarmLead {
 
 /// The lead of a checkpoint. There is one at a time.
 #[derive(Debug, Default)]
-pub struct WarmSlot {
-    lead: Mutex<Option<Arc<WarmLead>>>,
+pub struct WarmingSlot {
+    lead: Mutex<Option<Arc<Warming>>>,
     is_set: AtomicBool,
     /// Whether there was ever one that filled the page cache.
     has_filled_cache: AtomicBool,
 }
 
-impl WarmSlot {
-    pub fn lead(&self) -> Option<Arc<WarmLead>> {
+impl WarmingSlot {
+    pub fn lead(&self) -> Option<Arc<Warming>> {
         // Nearly every tensor is asked for without one.
         let is_set = self.is_set.load(Ordering::Relaxed);
         is_set.then(|| fork::with_lock(&self.lead, |lead| lead.clone())).flatten()
@@ -229,7 +229,7 @@ impl WarmSlot {
     }
 
     /// Ends the lead, and sets another one.
-    pub fn replace(&self, lead: Option<Arc<WarmLead>>) {
+    pub fn replace(&self, lead: Option<Arc<Warming>>) {
         if lead.as_ref().is_some_and(|lead| lead.cache.planned_bytes() > 0) {
             self.has_filled_cache.store(true, Ordering::Relaxed);
         }

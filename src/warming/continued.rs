@@ -1,4 +1,4 @@
-//! [`ContinuedStream`]: a stream that goes on where a [`WarmLead`] is.
+//! [`ContinuedStream`]: a stream that goes on where a [`Warming`] is.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,18 +7,18 @@ use crate::allocate;
 use crate::error::Result;
 use crate::fetch::next::Next;
 
-use super::engine::{Inspect, Landed, Stream};
-use super::options::StreamOptions;
-use super::pieces::Files;
-use super::plan::{FIRST_BYTES, PLAN, Want};
-use super::warm::WarmLead;
+use super::warm::Warming;
+use crate::streaming::engine::{Inspect, Landed, Stream};
+use crate::streaming::options::StreamOptions;
+use crate::streaming::pieces::Files;
+use crate::streaming::plan::{FIRST_BYTES, PLAN, Want};
 
 /// The tensors of a plan, in order: those that a lead has in memory or is reading, and others, which a stream reads.
 #[derive(Debug)]
 pub struct ContinuedStream {
     /// Reads what is not claimed.
     stream: Stream,
-    lead: Option<Arc<WarmLead>>,
+    lead: Option<Arc<Warming>>,
     /// For each want its number in the lead, if it comes from there.
     claims: Vec<Option<usize>>,
     wants: Vec<Want>,
@@ -57,7 +57,7 @@ impl ContinuedStream {
     pub fn start(
         wants: Vec<Want>,
         files: Arc<Files>,
-        lead: Option<Arc<WarmLead>>,
+        lead: Option<Arc<Warming>>,
         inspect: Option<Box<Inspect>>,
         options: StreamOptions,
     ) -> Result<Self> {

@@ -9,16 +9,16 @@ use crate::mapped_file::Opened;
 use crate::slicing::Selection;
 
 use super::benefit::Benefit;
-use super::engine::Stream;
 use super::expected::Expected;
 use super::guess::{Guess, Request};
 use super::lead_count::readers_of_lead;
 use super::lead_cursor::CREDIT;
 use super::lead_file::LeadFile;
-use super::options::StreamOptions;
-use super::pace::Pace;
-use super::plan::{FIRST_BYTES, REQUEST_BYTES, Want};
 use super::uses::NEAR_TENSORS;
+use crate::streaming::engine::Stream;
+use crate::streaming::options::StreamOptions;
+use crate::streaming::pace::Pace;
+use crate::streaming::plan::{FIRST_BYTES, REQUEST_BYTES, Want};
 
 /// The answer to a request.
 #[derive(Debug)]
@@ -158,12 +158,12 @@ mod tests {
 
     use super::*;
     use crate::fetch::next::Next;
+    use crate::leading::file_tensors::FileTensors;
+    use crate::leading::lead_count::Seat;
+    use crate::leading::run::Run;
     use crate::mapped_file::RequestedMode;
     use crate::mapped_file::test_file;
     use crate::natural::NameKinds;
-    use crate::streaming::file_tensors::FileTensors;
-    use crate::streaming::lead_count::Seat;
-    use crate::streaming::run::Run;
     use crate::streaming::sample::drawn;
 
     /// Asks for the tensors of four layers, each in the order of its modules. Ahead of each request the threads have had as many
