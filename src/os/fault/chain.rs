@@ -1,44 +1,44 @@
-//! The way of a signal that is not ours to the handler that was installed before one of our entries.
+//! Passes signals that are not ours on to the handler that was installed before one of our entries.
 //!
-//! Other libraries keep us as *their* predecessor, so a signal can go in a circle. Each visit to an entry's
-//! predecessor is noted with the address of its stack frame; a signal that comes to the same entry inside such a
-//! visit gets the default action. A handler may also leave by siglongjmp(3) and never end its visit. Such a visit is
-//! stale and does not count:
+//! Other libraries keep us as *their* predecessor, so a signal can go in a circle. Each visit to an entry's predecessor
+//! is recorded with the address of its stack frame. A signal that reaches the same entry inside such a visit gets the
+//! default action. A handler may also leave by siglongjmp(3) and never end its visit. Such a visit is stale and does
+//! not count. There are two signs of a stale visit:
 //!
-//! * its frame is not above the present one: the stack was unwound past it; or
-//! * the signal is a fault with another context: a new fault. A circle keeps the context, when handlers call each
-//!   other, or ends in a signal sent by raise(3), which is no fault.
+//! * Its frame is not above the present frame: the stack was unwound past it.
+//! * The signal is a fault with another context, hence a new fault. Handlers that call each other in a circle keep the
+//!   context. A circle can also end in raise(3), but a signal sent by raise(3) is no fault.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 
-/// How many different handlers we can be installed over, each with an entry of ours.
+/// Number of different handlers that ours can be installed over. Each of them gets an entry.
 pub(super) const ENTRIES: usize = 8;
 
-/// The action that stood before each entry, leaked: a handler may be reading it at any time.
+/// The action that each entry replaced. It is leaked, because a handler may read it at any time.
 pub(super) static PREDECESSORS: [AtomicPtr<libc::sigaction>; ENTRIES] =
     [const { AtomicPtr::new(ptr::null_mut()) }; ENTRIES];
 
-/// Places for visits. A thread that finds none free gets the default action.
+/// Slots for visits. A thread that finds no free slot gets the default action.
 static VISITS: [Visit; 256] = [const { Visit::free() }; 256];
 
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// A signal on its way, as the kernel gave it to an entry.
+/// A signal as the kernel delivered it to an entry.
 #[derive(Clone, Copy)]
 pub(super) struct Signal {
     pub number: c_int,
     pub info: *mut libc::siginfo_t,
     pub context: *mut c_void,
-    /// Whether an instruction of this thread caused it.
+    /// Whether an instruction of this thread caused the signal.
     pub is_fault: bool,
 }
 
-/// One thread inside one entry's predecessor.
+/// A thread inside the predecessor of an entry.
 struct Visit {
-    /// `thread * ENTRIES + entry`; 0 while the place is free.
+    /// `thread * ENTRIES + entry`, or 0 while the slot is free.
     key: AtomicI64,
     frame: AtomicUsize,
     context: AtomicUsize,
@@ -49,7 +49,8 @@ impl Visit {
         Self { key: AtomicI64::new(0), frame: AtomicUsize::new(0), context: AtomicUsize::new(0) }
     }
 
-    /// Whether a signal whose handler has this frame is being handled inside the visit. For the visit's thread.
+    /// Returns whether this visit encloses the handler of `signal` whose stack frame is `frame`. Only the thread of the
+    /// visit may ask.
     fn encloses(&self, frame: usize, signal: Signal) -> bool {
         let is_same_signal = self.context.load(Ordering::Relaxed) == signal.context.addr();
         self.frame.load(Ordering::Relaxed) > frame && (is_same_signal || !signal.is_fault)
@@ -65,7 +66,7 @@ impl Visit {
 }
 
 /// Hands the signal to the entry's predecessor.
-#[inline(never)] // So that its frame lies at the same distance from the kernel's each time.
+#[inline(never)] // So that its frame always has the same distance from the kernel's frame.
 pub(super) fn chain(entry: usize, signal: Signal) {
     // SAFETY: takes no argument and cannot fail.
     let thread = i64::from(unsafe { libc::gettid() });
@@ -112,7 +113,7 @@ fn call_predecessor(entry: usize, signal: Signal) {
     let Some(action) = (unsafe { predecessor.as_ref() }) else { return default_action(signal.is_fault) };
     match action.sa_sigaction {
         libc::SIG_DFL => return default_action(signal.is_fault),
-        // The kernel does not let a fault be ignored either.
+        // The kernel does not let a program ignore a fault either.
         libc::SIG_IGN if signal.is_fault => return default_action(signal.is_fault),
         libc::SIG_IGN => return,
         _ => {}
@@ -126,11 +127,11 @@ fn call_predecessor(entry: usize, signal: Signal) {
     // SAFETY: both sets are initialised and live.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, &raw mut before) };
     if action.sa_flags & libc::SA_SIGINFO != 0 {
-        // SAFETY: neither SIG_DFL nor SIG_IGN, so with SA_SIGINFO it is such a function (sigaction(2)).
+        // SAFETY: neither SIG_DFL nor SIG_IGN, so with SA_SIGINFO it is a function of this type (sigaction(2)).
         let handler = unsafe { std::mem::transmute::<usize, Handler>(action.sa_sigaction) };
         handler(signal.number, signal.info, signal.context);
     } else {
-        // SAFETY: neither SIG_DFL nor SIG_IGN, so without SA_SIGINFO it is such a function.
+        // SAFETY: neither SIG_DFL nor SIG_IGN, so without SA_SIGINFO it is a function of this type.
         let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(action.sa_sigaction) };
         handler(signal.number);
     }
@@ -138,7 +139,7 @@ fn call_predecessor(entry: usize, signal: Signal) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
 }
 
-/// Dies by SIGBUS. A fault happens again by itself as soon as the handler returns.
+/// Dies of SIGBUS. A fault needs no signal from us: it happens again as soon as the handler returns.
 fn default_action(is_fault: bool) {
     exchange(Some(&empty_action()));
     if !is_fault {
@@ -152,7 +153,7 @@ pub(super) fn empty_action() -> libc::sigaction {
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// sigaction(2): sets `new`, if there is one, and returns what stood there.
+/// Sets the action `new`, if given, and returns the previous action (sigaction(2)).
 pub(super) fn exchange(new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     let mut old = empty_action();
     let new = new.map_or(ptr::null(), ptr::from_ref);
@@ -176,10 +177,10 @@ mod tests {
         assert!(visit.claim(9) && !visit.claim(9));
         visit.frame.store(1000, Ordering::Relaxed);
         visit.context.store(2000, Ordering::Relaxed);
-        // Handlers that call each other, and one that ends in raise(3).
+        // Handlers that call each other, and a handler that ends in raise(3).
         assert!(visit.encloses(900, signal(2000, true)));
         assert!(visit.encloses(900, signal(800, false)));
-        // A new fault, deeper on the stack; and any signal once the stack was unwound past the visit.
+        // A new fault, deeper on the stack; and any signal after the stack was unwound past the visit.
         assert!(!visit.encloses(900, signal(800, true)));
         for is_fault in [true, false] {
             assert!(!visit.encloses(1000, signal(2000, is_fault)));

@@ -1,9 +1,9 @@
-//! The copy that survives a page that cannot be read.
+//! A copy that survives unreadable pages.
 //!
-//! The routines are assembly, so that the SIGBUS handler knows two things about any instruction in
-//! them: where to go on, and which register holds the number of bytes left. This is what kernels do
-//! with exception tables and HotSpot with `UnsafeCopyMemoryMark`
-//! (<https://bugs.openjdk.org/browse/JDK-8191278>). It costs nothing as long as nothing faults.
+//! The routines are written in assembly, so that the SIGBUS handler knows two things about each of their instructions:
+//! where to continue, and which register holds the number of remaining bytes. Kernels use exception tables for this
+//! purpose, and HotSpot uses `UnsafeCopyMemoryMark` (<https://bugs.openjdk.org/browse/JDK-8191278>). The technique
+//! costs nothing as long as nothing faults.
 
 use std::arch::global_asm;
 
@@ -29,21 +29,20 @@ unsafe extern "C" {
     static pagestream_copy_avx_landing: u8;
 }
 
-/// Least length that `pagestream_copy_avx` takes.
+/// Minimum length for `pagestream_copy_avx`.
 #[cfg(target_arch = "x86_64")]
 const AVX_MIN_BYTES: usize = 128;
 
-/// Copies `length` bytes and returns how many at the end were *not* copied: 0, or after a fault
-/// at least one; the bytes before them are good.
+/// Copies `length` bytes and returns the number of bytes at the end that were *not* copied: 0, or at least 1 after a
+/// fault. All bytes before them are good.
 ///
 /// # Safety
 /// * `destination` is valid for writes of `length` bytes, and not inside `source`.
-/// * `source` is an address range that stays mapped during the call. Its pages may be unreadable
-///   (beyond the end of the file, failed I/O) only if [`super::install_and_check`] has returned `true` in
-///   this thread.
+/// * `source` is an address range that stays mapped during the call. Its pages may be unreadable (beyond the end of the
+///   file, failed I/O) only if [`super::install_and_check`] has returned `true` in this thread.
 pub unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) -> usize {
     debug_assert!(!destination.is_null() || length == 0);
-    // SAFETY: the caller's promises are those of the routine, and `routine` heeds its least length.
+    // SAFETY: the caller keeps the routine's requirements, and `routine` checks the minimum length.
     unsafe { routine(length)(destination, source, length) }
 }
 
@@ -62,7 +61,7 @@ fn routine(_length: usize) -> Routine {
     pagestream_copy_plain
 }
 
-/// Returns where a fault at the instruction `pc` goes on, if that lies in one of the routines.
+/// Returns the landing of a fault at the instruction `pc`, if `pc` lies in one of the routines.
 pub(super) fn landing(pc: usize) -> Option<usize> {
     let plain = [
         &raw const pagestream_copy_start,

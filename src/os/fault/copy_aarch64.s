@@ -1,5 +1,5 @@
 // size_t copy(void *destination /* x0 */, const void *source /* x1 */, size_t length /* x2 */)
-// -> bytes not copied. x2 counts what is left and is lowered only after the bytes are stored;
+// -> bytes not copied. x2 counts the remaining bytes and decreases only after they are stored;
 // a fault between `_start` and `_end` continues at `_landing`. See copy_x86_64.s.
 
     .text

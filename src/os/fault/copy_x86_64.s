@@ -1,13 +1,13 @@
 // size_t copy(void *destination /* rdi */, const void *source /* rsi */, size_t length /* rdx */)
 // -> bytes not copied.
 //
-// In each routine rcx counts the bytes that are left, and is lowered only after they are stored.
-// A fault anywhere between `_start` and `_end` can thus be continued at `_landing`, which returns
-// rcx: at most one block of bytes is reported as missing although it was copied. No routine
+// In each routine rcx counts the remaining bytes, and decreases only after they are stored.
+// A fault anywhere between `_start` and `_end` can therefore continue at `_landing`, which returns
+// rcx: at most one block of copied bytes is reported as missing. No routine
 // touches the stack or a callee-saved register.
 //
-// No `rep movsb`, although it is as fast at most lengths and alignments: on Zen 3 and 4 it falls to a
-// tenth where the destination lies a little ahead of the source within a page
+// We avoid `rep movsb`, although it is as fast at most lengths and alignments: on Zen 3 and 4 its speed
+// drops to a tenth if the destination lies a little ahead of the source within a page
 // (https://sourceware.org/bugzilla/show_bug.cgi?id=30994).
 
     .text
@@ -40,7 +40,7 @@ pagestream_copy_start:
     jae 2b
     test rcx, rcx
     jz 3f
-    // The tail: the last 64 bytes once more, part of which are copied already.
+    // The tail: the last 64 bytes again, although some of them are copied already.
     movups xmm0, [rsi + rcx - 64]
     movups xmm1, [rsi + rcx - 48]
     movups xmm2, [rsi + rcx - 32]

@@ -1,13 +1,13 @@
-//! The SIGBUS handler. `mod.rs` says what it may do, and has the picture.
+//! The SIGBUS handler. `mod.rs` states its rules and draws the path of a signal.
 
 use std::ffi::{c_int, c_void};
 
 use super::chain::{ENTRIES, Handler, Signal, chain};
 use super::{copy, views};
 
-/// The handler, once for each entry. An entry is a function of its own because other libraries keep us as *their*
-/// predecessor and put us back when they leave (`faulthandler.disable()`). What they put back then is the entry that
-/// was there before them, whose predecessor is the right one, and not their own.
+/// The handler, once for each entry. Each entry needs a function of its own because other libraries keep us as *their*
+/// predecessor and restore us when they leave (for example `faulthandler.disable()`). They restore the entry that they
+/// found, and that entry still has the right predecessor.
 pub(super) const HANDLERS: [Handler; ENTRIES] = [
     on_sigbus::<0>,
     on_sigbus::<1>,
@@ -19,7 +19,7 @@ pub(super) const HANDLERS: [Handler; ENTRIES] = [
     on_sigbus::<7>,
 ];
 
-/// `si_errno` of the signal by which we wake a thread from a system call. The kernel sets it in no signal of its own.
+/// `si_errno` of the signal that wakes a thread from a system call. The kernel never sets this value itself.
 pub(super) const WAKE_MARK: c_int = 0x7061_6765;
 
 extern "C" fn on_sigbus<const ENTRY: usize>(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
@@ -28,7 +28,7 @@ extern "C" fn on_sigbus<const ENTRY: usize>(number: c_int, info: *mut libc::sigi
     if cause.si_code == libc::SI_QUEUE && cause.si_errno == WAKE_MARK {
         return;
     }
-    // BUS_MCEERR_AO reports broken memory that no instruction of this thread has touched.
+    // BUS_MCEERR_AO reports broken memory that no instruction of this thread has accessed.
     let is_fault = cause.si_code > 0 && cause.si_code != libc::BUS_MCEERR_AO;
     if is_fault && redirect(context.cast()) {
         return;
@@ -46,7 +46,7 @@ extern "C" fn on_sigbus<const ENTRY: usize>(number: c_int, info: *mut libc::sigi
     unsafe { *errno = saved };
 }
 
-/// Lets the interrupted instruction go on at the landing, if it is one of our copy's.
+/// Makes the interrupted instruction continue at the landing, if it belongs to our copy routines.
 fn redirect(context: *mut libc::ucontext_t) -> bool {
     let pc = program_counter(context);
     // SAFETY: `program_counter` points into the context that the kernel passed.

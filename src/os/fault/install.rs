@@ -1,4 +1,4 @@
-//! Installs the handler, and puts it back in front of handlers that came later.
+//! Installs the handler, and puts it back in front of handlers that were installed later.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -10,35 +10,35 @@ use super::{FaultGuard, views};
 
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
-/// Calls of [`reinstall_sometimes`].
+/// Number of calls of [`reinstall_sometimes`].
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 const CALLS_PER_LOOK: usize = 16;
 
-/// Sets the mappings that the handler guards, for good.
+/// Sets the mappings that the handler guards, for the rest of the process.
 pub fn set_fault_guard(guard: FaultGuard) {
     ENABLED.store(guard != FaultGuard::Off, Ordering::Relaxed);
     views::IS_GUARDING.store(guard == FaultGuard::On, Ordering::Relaxed);
 }
 
-/// Installs the handler, or puts it back in front, and returns whether a fault in [`super::copy()`] is survivable in
-/// this thread, right now. It is not if the handler is switched off, if more handlers came and went than we have
-/// entries, or if SIGBUS is blocked in this thread: then the kernel kills, whatever handlers there are.
+/// Installs the handler, or puts it back in front, and returns whether this thread would now survive a fault in
+/// [`super::copy()`]. It would not in three cases: the handler is switched off; more handlers came and went than we
+/// have entries; or this thread blocks SIGBUS, and then the kernel kills it whatever the handlers are.
 ///
-/// To be called before each read or batch; two system calls.
+/// Call it before each read or batch. It takes two system calls.
 pub fn install_and_check() -> bool {
     reinstall() && !is_blocked()
 }
 
 /// Installs the handler, or puts it back in front. This is enough before memory is handed out, because any thread may
-/// touch that memory. It takes one system call if the handler is in front already. The first call in a forked child also
-/// reports inherited damage.
+/// touch that memory. If the handler is in front already, it takes one system call. The first call in a forked child
+/// also reports inherited damage.
 pub fn reinstall() -> bool {
     views::call_hook_in_child();
     ENABLED.load(Ordering::Relaxed) && (is_installed() || install())
 }
 
-/// [`reinstall`] for calls that have no time for a system call: does it at the first call after a fork (torch's
-/// workers install a handler of their own as they begin) and then at every 16th.
+/// Calls [`reinstall`] at the first call after a fork and then at every 16th call, for callers that cannot afford a
+/// system call each time. The first call matters because torch's workers install a handler of their own as they start.
 pub fn reinstall_sometimes() {
     if CALLS.fetch_add(1, Ordering::Relaxed).is_multiple_of(CALLS_PER_LOOK) {
         reinstall();
@@ -50,26 +50,26 @@ pub(super) fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
-/// Returns whether a handler of ours gets the signal first.
+/// Returns whether our handler receives the signal first.
 pub fn is_installed() -> bool {
     exchange(None).is_some_and(|current| is_ours(&current))
 }
 
-/// Makes the next [`reinstall_sometimes`] look, and the next [`reinstall`] report inherited damage, in a child that was
-/// just forked.
+/// Prepares a child that was just forked: its next [`reinstall_sometimes`] checks the handler, and its next
+/// [`reinstall`] reports inherited damage.
 pub fn forked() {
     CALLS.store(0, Ordering::Relaxed);
     views::forked();
 }
 
-/// Interrupts a waiting system call of the process's first thread, unless that thread is the caller. It sends a signal,
-/// and our handler ignores it. Signal handlers may call this.
+/// Interrupts a system call in which the process's first thread waits, unless that thread is the caller. It sends a
+/// signal that our handler ignores. Signal handlers may call this function.
 pub fn wake_first_thread() {
     // SAFETY: takes no argument and cannot fail.
     let process = unsafe { libc::getpid() };
     // SAFETY: as above.
     let thread = unsafe { libc::gettid() };
-    // Another handler in front would take the signal for a fault.
+    // Another handler in front would mistake the signal for a fault.
     if thread == process || !is_installed() {
         return;
     }
@@ -78,7 +78,7 @@ pub fn wake_first_thread() {
     info.si_signo = libc::SIGBUS;
     info.si_code = libc::SI_QUEUE;
     info.si_errno = WAKE_MARK;
-    // SAFETY: `info` is live, and the signal goes to this process. In vain if there is no such thread any more.
+    // SAFETY: `info` is live, and the signal goes to this process. It fails without effect if that thread has ended.
     unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, process, libc::SIGBUS, &raw const info) };
 }
 
@@ -95,18 +95,18 @@ fn is_blocked() -> bool {
 fn install() -> bool {
     let Some(current) = exchange(None) else { return false };
     let Some(displaced) = install_over(&current) else { return false };
-    // Another thread installed a handler in between: once more, over that one.
+    // Another thread installed a handler in the meantime: install once more, over that handler.
     same(&displaced, &current) || is_ours(&displaced) || install_over(&displaced).is_some()
 }
 
-/// Installs the entry whose predecessor is `action`, and returns the action that it displaced.
+/// Installs the entry with the predecessor `action`, and returns the action that it displaced.
 fn install_over(action: &libc::sigaction) -> Option<libc::sigaction> {
-    // First the predecessor, then the entry that reads it.
+    // Store the predecessor before the entry that reads it.
     let entry = entry_after(action)?;
     exchange(Some(&action_of(entry)))
 }
 
-/// Returns the entry whose predecessor is this action, or else a free entry, or `None` when the table is full.
+/// Returns the entry that has this action as its predecessor, or a free entry, or `None` when the table is full.
 fn entry_after(action: &libc::sigaction) -> Option<usize> {
     let mut leaked: *mut libc::sigaction = ptr::null_mut();
     PREDECESSORS.iter().position(|place| {
@@ -136,8 +136,8 @@ fn is_ours(action: &libc::sigaction) -> bool {
 fn action_of(entry: usize) -> libc::sigaction {
     let mut action = empty_action();
     action.sa_sigaction = HANDLERS[entry] as usize;
-    // ONSTACK: threads of Go and others have small stacks. NODEFER: a fault while we are in a predecessor must not be
-    // fatal for being blocked. No RESTART: `wake_first_thread` interrupts system calls.
+    // ONSTACK: for example Go's threads have small stacks. NODEFER: a fault inside a predecessor must not be fatal
+    // because SIGBUS is blocked. No RESTART: `wake_first_thread` interrupts system calls.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
     action
 }

@@ -1,9 +1,10 @@
-//! Writes to read-only mappings that were handed out. They end the process, as without us, but not without a word: the
-//! handler of SIGSEGV writes the file's name, the reason and a remedy to standard error first.
+//! Writes to read-only mappings that we handed out. They end the process, as they would without us. First, however, the
+//! SIGSEGV handler writes the file's name, the reason and a remedy to standard error.
 //!
-//! The handler steps aside at the first SIGSEGV, whatever caused it: it puts its predecessor back, and the instruction
-//! faults again. It never goes in front of a handler that came later. If that one does not pass faults on (`faulthandler`,
-//! enabled after the memory was handed out, passes on a signal without an address), no file is named.
+//! The handler steps aside at the first SIGSEGV, whatever its cause: it restores its predecessor, and the instruction
+//! faults again. It never moves in front of a handler that was installed later. If that handler does not pass faults
+//! on, no message names the file. For example, `faulthandler`, enabled after the memory was handed out, passes on a
+//! signal without an address.
 
 use std::ffi::{c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -13,24 +14,24 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use super::chain::empty_action;
 use super::{install, views};
 
-/// The page is there, and its protection forbids the access (sigaction(2); the crate libc lacks it).
+/// The page exists, but its protection forbids the access (sigaction(2); the crate libc lacks this constant).
 const SEGV_ACCERR: c_int = 2;
 
 static IS_CLAIMED: AtomicBool = AtomicBool::new(false);
 
-/// The action that stood before ours: null, or leaked, because the handler may be reading it.
+/// The previous action: null, or leaked, because the handler may be reading it.
 static PREDECESSOR: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// Installs the handler, once. To be called when memory is handed out whose pages are read-only.
+/// Installs the handler once. Call it when memory with read-only pages is handed out.
 pub fn tell_of_writes() {
     if !install::is_enabled() || IS_CLAIMED.swap(true, Ordering::Relaxed) {
         return;
     }
-    // First the predecessor, then the handler that reads it.
+    // Store the predecessor before the handler that reads it.
     PREDECESSOR.store(Box::into_raw(Box::new(exchange(None))), Ordering::Release);
     let mut ours = empty_action();
     ours.sa_sigaction = on_sigsegv as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
-    // NODEFER: a signal that was sent by hand is sent again inside the handler.
+    // NODEFER: the handler raises again a signal that another process sent.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
     exchange(Some(&ours));
 }
@@ -53,8 +54,8 @@ extern "C" fn on_sigsegv(_number: c_int, info: *mut libc::siginfo_t, _context: *
     }
 }
 
-/// Writes to standard error which file the read-only mapping with this address is of. The faulting instruction uses memory
-/// that was handed out, so this thread holds no lock of ours and none of malloc.
+/// Names the file of the read-only mapping at this address on standard error. The faulting instruction uses memory that
+/// was handed out, so this thread holds neither our locks nor malloc's.
 fn tell(address: usize) {
     let put = |text: &[u8]| {
         // SAFETY: `text` is live and has this length.
@@ -68,12 +69,12 @@ fn tell(address: usize) {
     });
 }
 
-/// sigaction(2): sets `new`, if there is one, and returns what stood there.
+/// Sets the action `new`, if given, and returns the previous action (sigaction(2)).
 fn exchange(new: Option<&libc::sigaction>) -> libc::sigaction {
     let mut old = empty_action();
     let new = new.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: `new` is null or a valid action, and `old` is valid for writes. The default action stands in `old` if the
-    // call fails, which it does for no valid signal.
+    // SAFETY: `new` is null or a valid action, and `old` is valid for writes. If the call fails, `old` keeps the
+    // default action; for a valid signal the call does not fail.
     unsafe { libc::sigaction(libc::SIGSEGV, new, &raw mut old) };
     old
 }

@@ -1,16 +1,16 @@
-//! Replaces a page of a guarded mapping that cannot be read by zeros, with the protection of the page. The signal
-//! handler calls it.
+//! Replaces an unreadable page of a guarded mapping by zeros, and keeps the page's protection. The signal handler calls
+//! this module.
 //!
 //! | mapping | truncated file: the page lies behind its new end | I/O error |
 //! |---|---|---|
 //! | read-only | one mapping of zeros, from the file's new end to the mapping's end | one mapping of zeros over the absent pages of a block |
 //! | writable | zeros for the pages from the file's new end to the mapping's end that nobody has touched | zeros for the page, and for those of a block behind it that nobody has touched |
 //!
-//! To replace page by page would take a signal for each page, and end at the limit of mappings of a process
-//! (vm.max_map_count). Where each access waits for a server until it fails, it would also take hours: each further error in
-//! a mapping makes the block [`BLOCK_GROWTH`] times as large. But a page of a writable mapping may hold what a user wrote, in
-//! memory or in swap: such pages stay ([`crate::os::memory::page_table`]). Where the kernel does not tell, a page of such a mapping is
-//! replaced only after it was found unreadable.
+//! Page-by-page replacement would take one signal for each page, and would end at the limit of mappings of a process
+//! (vm.max_map_count). If each access waits for a server until it fails, it would also take hours. Each further error
+//! in a mapping therefore makes the block [`BLOCK_GROWTH`] times as large. However, a page of a writable mapping may
+//! hold data that a user wrote, in memory or in swap. Such pages stay ([`crate::os::memory::page_table`]). If the
+//! kernel does not give this information, a page of such a mapping is replaced only after it proved unreadable.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -22,21 +22,21 @@ use super::table;
 use crate::os::memory::page_bytes;
 use crate::os::memory::page_table::Pages;
 
-/// The bytes of a read-only mapping that are replaced after its first I/O error; of a writable one it is a page.
+/// Bytes of a read-only mapping that are replaced after its first I/O error. For a writable mapping it is one page.
 const BLOCK_BYTES: usize = 64 << 10;
-/// By so much a block is larger than the one before.
+/// Each block is this many times as large as the previous block.
 const BLOCK_GROWTH: usize = 16;
-/// Upper bound of pages probed on each side of a page to tell whether the file was truncated.
+/// Maximum number of pages probed on each side of a page to tell whether the file was truncated.
 const SAMPLES: usize = 8;
-/// Upper bound of pages of a writable mapping that are probed in one fault. The next fault goes on from there.
+/// Maximum number of pages of a writable mapping probed in one fault. The next fault continues from there.
 const MAX_LOOKS: usize = 4096;
-/// If an access takes longer than this to fail, the thread is waiting for a server, and no further page is probed.
+/// If an access takes longer than this to fail, the thread waits for a server, and no further page is probed.
 const SLOW: Duration = Duration::from_millis(20);
-/// Pages are not probed for longer than this in one fault.
+/// Maximum time for probing pages in one fault.
 const MAX_PROBING: Duration = Duration::from_millis(200);
 
-/// Replaces the page of `address` by zeros, if it belongs to a guarded mapping. Returns false if the fault is not
-/// ours or the page cannot be replaced.
+/// Replaces the page of `address` by zeros, if it belongs to a guarded mapping. Returns false if the fault is not ours
+/// or the page cannot be replaced.
 pub(in crate::os::fault) fn replace(address: usize) -> bool {
     let is_guarding = table::IS_GUARDING.load(Ordering::Relaxed);
     let Some(mapping) = table::find(address).filter(|_| is_guarding) else { return false };
@@ -49,7 +49,7 @@ pub(in crate::os::fault) fn replace(address: usize) -> bool {
     }
     let cut_off = if start.elapsed() < SLOW { cut_off(first, &mapping) } else { None };
     let (is_cut_off, (range, spared)) = (cut_off.is_some(), to_replace(first, cut_off, &mapping));
-    // The mark precedes the zeros, because a thread that copies checks it afterwards.
+    // Mark the mapping before its zeros exist, because a copying thread checks the mark afterwards.
     let start = range.start.min(spared.start);
     let is_first = mapping.mark_damaged(&(start..spared.end));
     if !map_zeros(&range, &mapping) {
@@ -65,7 +65,7 @@ pub(in crate::os::fault) fn replace(address: usize) -> bool {
     true
 }
 
-/// Returns the range that is replaced, and another one, in which pages that somebody has touched stay.
+/// Returns the range to replace, and a second range in which touched pages stay.
 fn to_replace(
     first: usize,
     cut_off: Option<Range<usize>>,
@@ -100,8 +100,8 @@ fn cut_off(first: usize, mapping: &table::FaultingMapping) -> Option<Range<usize
     Some(if is_any_readable(low, first) { first } else { low }..tail)
 }
 
-/// Probes up to [`SAMPLES`] pages at even distances after the page `start` and before `end`, beginning with the
-/// last. Returns whether any of them is readable.
+/// Probes up to [`SAMPLES`] evenly spaced pages after the page `start` and before `end`, beginning with the last.
+/// Returns whether any of them is readable.
 fn is_any_readable(start: usize, end: usize) -> bool {
     let page = page_bytes();
     let between = (end - start) / page - usize::from(end > start);
@@ -132,8 +132,8 @@ fn is_readable(page: usize) -> bool {
     status == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
-/// Returns the first unreadable page, which is at or before `known`. It searches by halves: in a truncated file no
-/// later page is readable.
+/// Returns the first unreadable page, which is at or before `known`. It uses binary search, because no later page of a
+/// truncated file is readable.
 fn first_unreadable(start: usize, known: usize) -> usize {
     let page = page_bytes();
     let (mut readable, mut unreadable) = (start, known);
@@ -147,7 +147,7 @@ fn first_unreadable(start: usize, known: usize) -> usize {
     unreadable
 }
 
-/// Returns `first` and the pages beside it, in its block, that are not in memory.
+/// Returns `first` and its neighbours in the same block that are not in memory.
 fn absent_around(first: usize, mapping: &Range<usize>, block_bytes: usize) -> Range<usize> {
     let page = page_bytes();
     let block = block_bytes.max(page);
@@ -159,7 +159,7 @@ fn absent_around(first: usize, mapping: &Range<usize>, block_bytes: usize) -> Ra
     from..last + page
 }
 
-/// Returns whether a page is in memory; true for every page if the kernel does not tell this user.
+/// Returns whether a page is in memory, or true for every page if the kernel withholds this from the user.
 fn is_present(page: usize) -> bool {
     let mut present = 1_u8;
     // SAFETY: the kernel checks the range, and `present` has a byte for its one page.
@@ -167,8 +167,8 @@ fn is_present(page: usize) -> bool {
     present & 1 == 1
 }
 
-/// Replaces the pages of the range that nobody has touched by zeros. Returns whether the kernel let it replace all of them;
-/// `None` if it does not tell which they are.
+/// Replaces the untouched pages of the range by zeros. Returns whether the kernel allowed every replacement, or `None`
+/// if it does not say which pages are untouched.
 fn replace_untouched(range: &Range<usize>, mapping: &table::FaultingMapping) -> Option<bool> {
     let page = page_bytes();
     let mut pages = Pages::new()?;
@@ -184,7 +184,7 @@ fn replace_untouched(range: &Range<usize>, mapping: &table::FaultingMapping) -> 
     Some(map_zeros(&(run..range.end), mapping))
 }
 
-/// Replaces the unreadable pages of the range by zeros. Returns false if pages are left to probe, or the kernel
+/// Replaces the unreadable pages of the range by zeros. Returns false if some pages remain to be probed, or the kernel
 /// refused.
 fn replace_unreadable(range: Range<usize>, mapping: &table::FaultingMapping) -> bool {
     let (page, begun) = (page_bytes(), Instant::now());
@@ -205,8 +205,8 @@ fn map_zeros(range: &Range<usize>, mapping: &table::FaultingMapping) -> bool {
     if range.is_empty() || try_map_zeros(range, mapping.writable) == Ok(()) {
         return true;
     }
-    // EINVAL: the mapping has huge pages (hugetlbfs), which cannot be split. A huge page fails as a whole, so all
-    // of it is replaced.
+    // EINVAL: the mapping has huge pages (hugetlbfs), which cannot be split. A huge page fails as a whole, so we
+    // replace all of it.
     for huge in (16..=34).map(|shift| 1_usize << shift).filter(|&huge| huge > page_bytes()) {
         let end = range.end.div_ceil(huge) * huge;
         let wider = range.start / huge * huge..end.min(mapping.pages.end);
@@ -229,8 +229,8 @@ fn try_map_zeros(range: &Range<usize>, writable: bool) -> Result<(), c_int> {
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let address = ptr::with_exposed_provenance_mut(range.start);
-    // SAFETY: the pages belong to a guarded mapping that the faulting instruction keeps, no Rust reference is on
-    // them, and no user wrote to them: the mapping is read-only, or they could not be read.
+    // SAFETY: the pages belong to a guarded mapping that the faulting instruction keeps alive, no Rust reference points
+    // to them, and no user wrote to them: the mapping is read-only, or they were unreadable.
     let mapped = unsafe { libc::mmap(address, range.len(), protection, flags, -1, 0) };
     if mapped == address {
         return Ok(());

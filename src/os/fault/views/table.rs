@@ -1,4 +1,4 @@
-//! The table of guarded mappings, which the handler reads. `mod.rs` has the picture.
+//! The table of guarded mappings, which the handler reads. `mod.rs` explains its layout.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::error::{Error, ReadCause, Result};
 use crate::os::memory::page_bytes;
 
-/// Upper bound of accesses retried because the page became readable. After that, the page is replaced all the same.
+/// Maximum number of accesses retried because the page became readable. After that, the page is replaced anyway.
 const MOST_RETRIES: usize = 1 << 16;
 const NO_DAMAGE: usize = usize::MAX;
 
@@ -19,18 +19,18 @@ static SLOTS: AtomicPtr<GuardSlot> = AtomicPtr::new(ptr::null_mut());
 static HOOK: OnceLock<extern "C" fn()> = OnceLock::new();
 /// Whether this process is a forked child that has not called the hook yet.
 static IS_NEW_CHILD: AtomicBool = AtomicBool::new(false);
-/// Whether faults in mappings that were handed out are survived.
+/// Whether the process survives faults in mappings that we handed out.
 pub(in crate::os::fault) static IS_GUARDING: AtomicBool = AtomicBool::new(true);
 
 static GUARDED: Mutex<Guarded> =
     Mutex::new(Guarded { paths: BTreeMap::new(), untold: Vec::new(), free: Vec::new() });
 
-/// Facts about guarded mappings for messages. The handler does not access them.
+/// Facts about guarded mappings that messages need. The handler does not access them.
 #[derive(Debug)]
 pub struct Guarded {
     /// Paths by address.
     paths: BTreeMap<usize, PathBuf>,
-    /// Errors of mappings that are gone, which [`untold_damage`] has yet to return.
+    /// Errors of removed mappings that [`untold_damage`] has not returned yet.
     untold: Vec<Error>,
     free: Vec<&'static GuardSlot>,
 }
@@ -42,19 +42,19 @@ struct GuardSlot {
     /// The sequence lock.
     state: AtomicUsize,
     address: AtomicUsize,
-    /// Length in bytes, which is that of the file; the last page may be partial.
+    /// Length in bytes, equal to the file's length; the last page may be partial.
     len: AtomicUsize,
     writable: AtomicBool,
-    /// Offset of the first page that could not be read.
+    /// Offset of the first unreadable page.
     damage: AtomicUsize,
-    /// Offset of the end of the last one.
+    /// Offset of the end of the last unreadable page.
     damage_end: AtomicUsize,
-    /// Address from which all pages up to the mapping's end are replaced.
+    /// Address from which the handler replaces all pages up to the mapping's end.
     tail: AtomicUsize,
     /// Whether [`untold_damage`] has returned the damage.
     told: AtomicBool,
     retries: AtomicUsize,
-    /// Accesses that have failed though the file was not cut.
+    /// Number of failed accesses to a file that was not truncated.
     failures: AtomicU32,
 }
 
@@ -64,7 +64,7 @@ pub struct Guard {
     slot: &'static GuardSlot,
 }
 
-/// Makes a slot that the handler can see. The caller holds the lock of the table.
+/// Creates a slot that the handler can see. The caller holds the lock of the table.
 fn new_slot() -> &'static GuardSlot {
     let next = slots().next();
     let slot: &'static GuardSlot = Box::leak(Box::new(GuardSlot { next, ..GuardSlot::default() }));
@@ -73,7 +73,7 @@ fn new_slot() -> &'static GuardSlot {
 }
 
 fn slots() -> impl Iterator<Item = &'static GuardSlot> {
-    // SAFETY: null, or a leaked box of which no mutable reference exists.
+    // SAFETY: null, or a leaked box to which no mutable reference exists.
     let newest = unsafe { SLOTS.load(Ordering::Acquire).as_ref() };
     std::iter::successors(newest, |slot| slot.next)
 }
@@ -99,7 +99,7 @@ impl GuardSlot {
         self.state.fetch_add(2, Ordering::Release);
     }
 
-    /// Returns address, length and whether it is writable, if the slot is in use.
+    /// Returns address, length and writability, if the slot is in use.
     fn mapping(&self) -> Option<(usize, usize, bool)> {
         let before = self.state.load(Ordering::Acquire);
         if before % 4 != 2 {
@@ -118,14 +118,14 @@ impl GuardSlot {
         self.damage.load(Ordering::Acquire) != NO_DAMAGE
     }
 
-    /// Records that a range could not be read. Returns whether it is the mapping's first.
+    /// Records an unreadable range. Returns whether it is the mapping's first.
     fn note_damage(&self, offset: usize, end: usize) -> bool {
         self.damage_end.fetch_max(end, Ordering::Relaxed);
         self.damage.fetch_min(offset, Ordering::AcqRel) == NO_DAMAGE
     }
 
-    /// Returns the error of a damaged mapping. The file may be closed, and its path lead elsewhere by now: this says what
-    /// is known without asking anybody.
+    /// Returns the error of a damaged mapping. It uses only recorded facts: by now the file may be closed, and its path
+    /// may lead elsewhere.
     fn damage_of(&self, guarded: &Guarded) -> Option<Error> {
         let (address, len, _) = self.mapping()?;
         let offset = self.damage.load(Ordering::Acquire);
@@ -142,9 +142,9 @@ impl GuardSlot {
 }
 
 impl Guard {
-    /// Enters `len` bytes of the file at `path`, mapped at `address`.
+    /// Registers `len` bytes of the file at `path`, mapped at `address`.
     pub fn new(address: *const u8, len: usize, writable: bool, path: &Path) -> Self {
-        page_bytes(); // Asks the system now, so that the handler need not.
+        page_bytes(); // Asks the system now, so that the handler does not have to.
         let mut guarded = lock();
         let slot = guarded.free.pop().unwrap_or_else(new_slot);
         guarded.paths.insert(address.addr(), path.into());
@@ -152,10 +152,10 @@ impl Guard {
         Self { slot }
     }
 
-    /// Removes the mapping. Must be called before it is unmapped, because other memory may then use its addresses.
+    /// Removes the mapping. Call it before unmapping, because other memory may then use the same addresses.
     pub fn end(&self) {
         let mut guarded = lock();
-        // An array may be made, used and dropped in one expression.
+        // A single expression may create, use and drop an array, so keep its damage for later.
         if self.is_damaged() && !self.slot.told.swap(true, Ordering::Relaxed) {
             let damage = self.slot.damage_of(&guarded);
             guarded.untold.extend(damage);
@@ -169,7 +169,7 @@ impl Guard {
         self.slot.is_damaged()
     }
 
-    /// Refuses a mapping that is damaged.
+    /// Returns an error for a damaged mapping.
     pub fn check(&self) -> Result<()> {
         let damage = if self.is_damaged() { self.slot.damage_of(&lock()) } else { None };
         damage.map_or(Ok(()), Err)
@@ -181,11 +181,11 @@ pub(in crate::os) fn lock() -> MutexGuard<'static, Guarded> {
     GUARDED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns damage to any mapping, each once.
+/// Returns the damage of all mappings, each once.
 pub fn untold_damage() -> Vec<Error> {
     let mut guarded = lock();
     let mut untold = std::mem::take(&mut guarded.untold);
-    // No mapping is removed meanwhile, because that takes the lock.
+    // No mapping can disappear meanwhile, because removal takes the lock.
     let damaged = slots().filter(|slot| slot.mapping().is_some() && slot.is_damaged());
     let news = damaged.filter(|slot| !slot.told.swap(true, Ordering::Relaxed));
     untold.extend(news.filter_map(|slot| slot.damage_of(&guarded)));
@@ -198,7 +198,7 @@ pub fn set_hook(hook: extern "C" fn()) {
     HOOK.get_or_init(|| hook);
 }
 
-/// A mapping in use that the handler found by an address in it.
+/// A mapping in use that the handler found by an address inside it.
 #[derive(Debug, Clone)]
 pub(super) struct FaultingMapping {
     slot: &'static GuardSlot,
@@ -207,7 +207,7 @@ pub(super) struct FaultingMapping {
     pub writable: bool,
 }
 
-/// Returns the mapping that contains an address. Only reads atomics.
+/// Returns the mapping that contains an address. It only reads atomics.
 pub(super) fn find(address: usize) -> Option<FaultingMapping> {
     slots().find_map(|slot| {
         let (start, len, writable) = slot.mapping()?;
@@ -216,8 +216,8 @@ pub(super) fn find(address: usize) -> Option<FaultingMapping> {
     })
 }
 
-/// Calls `tell` with the path of the read-only mapping that contains an address. Does nothing if there is none, or while
-/// another thread holds the lock of the table.
+/// Calls `tell` with the path of the read-only mapping that contains an address. Does nothing if there is no such
+/// mapping, or while another thread holds the lock of the table.
 pub(in crate::os::fault) fn with_path_of_read_only(address: usize, tell: impl FnOnce(&Path)) {
     let Some(mapping) = find(address).filter(|mapping| !mapping.writable) else { return };
     let Ok(guarded) = GUARDED.try_lock() else { return };
@@ -232,12 +232,12 @@ impl FaultingMapping {
         self.slot.retries.fetch_add(1, Ordering::Relaxed) < MOST_RETRIES
     }
 
-    /// Counts a failed access, and returns how many there were before.
+    /// Counts a failed access, and returns the number of earlier ones.
     pub fn count_failure(&self) -> u32 {
         self.slot.failures.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the address from which all pages up to the mapping's end are replaced.
+    /// Returns the address from which the handler replaces all pages up to the mapping's end.
     pub fn tail(&self) -> usize {
         self.slot.tail.load(Ordering::Relaxed).min(self.pages.end)
     }
@@ -260,12 +260,12 @@ pub(super) fn call_hook() {
     }
 }
 
-/// Makes the next [`call_hook_in_child`] call the hook, in a child that was just forked.
+/// Makes the next [`call_hook_in_child`] call the hook. For a child that was just forked.
 pub(in crate::os::fault) fn forked() {
     IS_NEW_CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Calls the hook once in a forked child, which may have inherited damage that nobody has reported.
+/// Calls the hook once in a forked child, which may have inherited unreported damage.
 pub(in crate::os::fault) fn call_hook_in_child() {
     if IS_NEW_CHILD.load(Ordering::Relaxed) && IS_NEW_CHILD.swap(false, Ordering::Relaxed) {
         call_hook();
@@ -308,7 +308,7 @@ mod tests {
         assert!(bytes.iter().all(|byte| !lock().paths.contains_key(&ptr::from_ref(byte).addr())));
         let again: Vec<_> =
             (0..bytes.len()).map(|index| Guard::new(address(index), 1, false, path)).collect();
-        // Other tests may need some as well.
+        // Other tests may also need slots.
         assert!(slots().count() < slots_before + bytes.len());
         again.iter().for_each(Guard::end);
     }
