@@ -1,15 +1,16 @@
-//! Opens files of a folder so that no name and no link leads out of it.
+//! Opens files of a folder so that no name and no link can lead out of it.
 //!
-//! Checking a path proves nothing: a link may replace it before the open. The folder is therefore opened once, and
-//! everything else by a walk from its descriptor: each component is opened by the descriptor of the one before it
-//! (`O_PATH | O_NOFOLLOW`), links are read and followed here, and `..` goes back to a descriptor that was passed on the
-//! way in. Where links lead out of the folder, the rest of the path is only counted off; it may come back to a folder
-//! that is allowed. Nothing outside is opened, not even to inspect it.
+//! Checking a path proves nothing: a link may replace it before the open. So we open the folder once and reach
+//! everything else by a walk from its descriptor. The walk opens each component relative to its parent's descriptor
+//! (`O_PATH | O_NOFOLLOW`), reads and follows links itself, and for `..` returns to a descriptor that it passed on the
+//! way in. If a link leads out of the folder, the walk only tracks the rest of the path by name; the path may come back
+//! to an allowed folder. Nothing outside is opened, not even for inspection.
 //!
-//! openat2(2) with `RESOLVE_BENEATH` takes no fewer calls, and cannot follow a link from one allowed folder to another.
+//! openat2(2) with `RESOLVE_BENEATH` needs just as many calls, and cannot follow a link from one allowed folder to
+//! another.
 //!
-//! A file is opened by `O_PATH` first, which reads nothing and wakes no device or FIFO, and for reading only once
-//! it is known to be a regular file.
+//! The walk first opens a file with `O_PATH`, which reads nothing and wakes no device or FIFO. It opens the file for
+//! reading only after it has verified that this is a regular file.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -22,9 +23,9 @@ use rustix::io::Errno;
 
 use super::open::{self, Identity, Kind, retry};
 
-/// Upper bound of links followed, as in the kernel (path_resolution(7)).
+/// Maximum number of links followed, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
-/// Upper bound of lookups of a file that keeps being replaced between its two openings.
+/// Maximum number of lookups of a file that someone keeps replacing between its two openings.
 pub const MAX_SWAPS: usize = 3;
 
 const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
@@ -37,7 +38,7 @@ const READ: OFlags = OFlags::RDONLY
 /// A folder, and the other folders that its links may lead into.
 #[derive(Debug)]
 pub struct ConfinedFolder {
-    /// Folders in which files may lie. The first one is the folder itself.
+    /// Folders that may contain the files. The first is the folder itself.
     roots: Vec<Root>,
 }
 
@@ -45,18 +46,18 @@ pub struct ConfinedFolder {
 struct Root {
     descriptor: OwnedFd,
     canonical: PathBuf,
-    /// The absolute path as the caller spelled it: links may use that spelling.
+    /// The absolute path as the caller spelled it, because links may use that spelling.
     named: PathBuf,
 }
 
-/// Why a file was not opened.
+/// The reason why a file was not opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     System(Errno),
-    /// The name leads out of the folder, to this path as far as the links show.
+    /// The name leads out of the folder. The path is its destination as far as the links show it.
     Outside(PathBuf),
     NotRegular(Kind),
-    /// The file was replaced between its two openings, [`MAX_SWAPS`] times in a row.
+    /// Someone replaced the file between its two openings, [`MAX_SWAPS`] times in a row.
     Swapped,
 }
 
@@ -66,22 +67,22 @@ impl From<Errno> for Refusal {
     }
 }
 
-/// A folder beside the one that is opened, named from there: `../../blobs` is two levels up.
+/// A folder near the opened folder, named relative to it: for example, `../../blobs` is two levels up.
 ///
-/// It is reached by descriptors alone, and a link is not followed: a path that was inspected could lead elsewhere
-/// by the time that it is opened.
+/// It is reached only by descriptors, and must not be a link: a path that was inspected could lead elsewhere when it is
+/// opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beside {
     pub levels_up: usize,
     pub name: OsString,
-    /// A regular file that the folder must contain in order to count.
+    /// A regular file that marks the folder as valid.
     pub marker: Option<OsString>,
 }
 
 impl ConfinedFolder {
-    /// Opens a folder, by a path that the caller vouches for; its links are followed. Links may lead into `also`,
-    /// which the caller vouches for, and into those folders that `beside` names for the folder's path without
-    /// links, up to the first that is not there. On failure says which of the paths it was.
+    /// Opens a folder by a path that the caller trusts, and follows its links. Links may lead into `also`, which the
+    /// caller also trusts, and into the folders that `beside` names for the folder's path without links, up to the
+    /// first missing one. An error names the path that failed.
     pub fn open(
         path: &Path,
         also: &[PathBuf],
@@ -100,7 +101,7 @@ impl ConfinedFolder {
         Ok(Self { roots })
     }
 
-    /// Folders in which its files may lie, without those that lie in another one.
+    /// Returns the folders that may contain its files, without those inside another one.
     pub fn allowed(&self) -> impl Iterator<Item = &Path> {
         let all = || self.roots.iter().map(|root| root.canonical.as_path());
         all().filter(move |path| !all().any(|other| path != &other && path.starts_with(other)))
@@ -126,7 +127,7 @@ impl ConfinedFolder {
         self.open_by(name, open_seen)
     }
 
-    /// Walks to a file, and has it opened, again if something else has its name by then.
+    /// Walks to a file and opens it. Repeats this if something else has taken the name in between.
     fn open_by(
         &self,
         name: &Path,
@@ -140,12 +141,13 @@ impl ConfinedFolder {
         Err(Refusal::Swapped)
     }
 
-    /// Returns the identity of what a name of the folder leads to. Opens no file.
+    /// Returns the identity of the file at a name in the folder, without opening it.
     pub fn identity(&self, name: &Path) -> Result<Identity, Refusal> {
         self.walk(name, |_, _, _, seen| Ok(*seen))
     }
 
-    /// Walks to what is no folder, and returns what `reach` does with its folder, its name there, and what was found.
+    /// Walks to something other than a folder, and returns the result of `reach` for its parent folder, its name there,
+    /// and its descriptor and identity.
     fn walk<T>(
         &self,
         path: &Path,
@@ -197,8 +199,8 @@ impl ConfinedFolder {
         })
     }
 
-    /// Position after a step to an absolute path: outside, unless a root holds the path. Then the walk goes on from the
-    /// root. What is outside is only counted off, never looked at.
+    /// Returns the position after a step to an absolute path. If a root contains the path, the walk continues from that
+    /// root. Otherwise it is outside: the walk tracks it by name and never looks at it.
     fn entered(&self, path: PathBuf, pending: &mut VecDeque<OsString>) -> Place<'_> {
         for root in &self.roots {
             let rest = path.strip_prefix(&root.canonical).or_else(|_| path.strip_prefix(&root.named));
@@ -224,7 +226,7 @@ impl Root {
         Ok(Self { descriptor, canonical, named })
     }
 
-    /// Opens a folder beside this one; `None` if it is missing or a link.
+    /// Opens a folder near this one. `None` if it is missing or a link.
     fn beside(&self, place: &Beside) -> Option<Self> {
         let look = |folder: BorrowedFd<'_>, name: &OsStr| {
             retry(|| rustix::fs::openat(folder, name, LOOK | OFlags::DIRECTORY, Mode::empty())).ok()
@@ -248,17 +250,17 @@ impl Root {
     }
 }
 
-/// Returns the path of the object behind a descriptor, if procfs tells it. Unlike a path that is resolved a second
+/// Returns the path of the object behind a descriptor, if procfs knows it. Unlike a path that is resolved a second
 /// time, it cannot name another object.
 pub fn path_of(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
     let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor));
     let path = std::fs::read_link(link).ok().filter(|path| path.is_absolute())?;
-    // For a folder that was deleted, or lies in another mount namespace, the answer is no path.
+    // A folder that was deleted, or lies in another mount namespace, has no path here.
     let (here, there) = (rustix::fs::fstat(descriptor).ok()?, rustix::fs::stat(&path).ok()?);
     ((here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)).then_some(path)
 }
 
-/// The position of a walk: below a root, with the descriptors that it passed, or at a path outside.
+/// The position of a walk: inside a root, with the descriptors on the way, or at a path outside.
 enum Place<'f> {
     Inside(Vec<OwnedFd>, &'f Root),
     Outside(PathBuf),
@@ -273,7 +275,7 @@ fn step(mut path: PathBuf, name: &OsStr) -> PathBuf {
     path
 }
 
-/// Puts the components of a path before those that are still to be walked.
+/// Puts the components of a path before the pending ones.
 fn put_first(pending: &mut VecDeque<OsString>, path: &Path) {
     for component in path.components().rev() {
         if matches!(component, Component::Normal(_) | Component::ParentDir) {
@@ -282,7 +284,7 @@ fn put_first(pending: &mut VecDeque<OsString>, path: &Path) {
     }
 }
 
-/// Opens for reading what was seen under a name; `None` if something else has its name by now.
+/// Opens the file seen under a name for reading. `None` if something else has taken that name.
 fn open_seen(
     folder: BorrowedFd<'_>,
     name: &OsStr,

@@ -1,5 +1,5 @@
-//! The file system of a file, from `statx` and `/proc/self/mountinfo`. For people and messages: nothing is decided by a
-//! file system's name.
+//! The file system of a file, from `statx` and `/proc/self/mountinfo`. It serves people and messages: no decision
+//! depends on a file system's name.
 
 use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
@@ -7,28 +7,28 @@ use std::os::unix::ffi::OsStringExt;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
-/// A file's mount. Texts are empty where the system does not tell.
+/// A file's mount. Texts are empty if the system does not supply them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FileSystem {
     /// Type as in mountinfo, e.g. `ext4`, `nfs4`, `fuse.sshfs`.
     pub kind: String,
     pub source: OsString,
     pub mount_point: OsString,
-    /// Options of the mount and, after them, of the file system.
+    /// Options of the mount, followed by the options of the file system.
     pub options: OsString,
     /// Whether reads are known to leave this machine.
     pub is_network: bool,
-    /// The kernel's read-ahead window on this device, `None` where it cannot be read.
+    /// The kernel's read-ahead window on this device, or `None` if it is unreadable.
     pub read_ahead_bytes: Option<u64>,
 }
 
-/// `STATX_MNT_ID` (Linux 5.8) and `STATX_MNT_ID_UNIQUE` (Linux 6.8), by number (linux/stat.h): not all versions of rustix
-/// name them.
+/// `STATX_MNT_ID` (Linux 5.8) and `STATX_MNT_ID_UNIQUE` (Linux 6.8), by number (linux/stat.h), because some versions of
+/// rustix lack their names.
 const MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x1000);
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// Returns the number of the file's mount, which no other mount gets, ever; from older kernels one that another mount may
-/// get once this one is gone. 0 where the kernel tells none.
+/// Returns the number of the file's mount, or 0 if the kernel supplies none. The number is never reused, except by
+/// older kernels, which may give it to another mount once this one is gone.
 pub fn mount_number(file: BorrowedFd<'_>) -> u64 {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let told = |asked: StatxFlags| {
@@ -38,7 +38,7 @@ pub fn mount_number(file: BorrowedFd<'_>) -> u64 {
     told(UNIQUE_MOUNT_ID).or_else(|| told(MOUNT_ID)).unwrap_or(0)
 }
 
-/// File systems whose reads leave the machine. Those of FUSE have the prefix `fuse.`.
+/// File systems whose reads leave the machine. FUSE file systems have the prefix `fuse.`.
 const NETWORK: &[&str] = &[
     "9p",
     "afs",
@@ -85,13 +85,13 @@ pub fn file_system(file: BorrowedFd<'_>) -> FileSystem {
 }
 
 fn find_mount(file: BorrowedFd<'_>) -> Option<FileSystem> {
-    // Each byte as one character, so that names which are not UTF-8 survive; `unescape` undoes it.
+    // Turn each byte into one character, so that names that are not UTF-8 survive; `unescape` turns them back.
     let table: String = std::fs::read("/proc/self/mountinfo").ok()?.into_iter().map(char::from).collect();
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, MOUNT_ID).ok()?;
     let device = format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor);
     let known_id = (stat.stx_mask & MOUNT_ID.bits() != 0).then_some(stat.stx_mnt_id);
     let lines = || table.lines().filter_map(MountLine::parse);
-    // The last of several mounts of one device is the one on top.
+    // If a device has several mounts, the last one is on top.
     let line = match known_id {
         Some(id) => lines().find(|line| line.id == id),
         None => lines().rfind(|line| line.device == device),
@@ -129,8 +129,8 @@ fn is_network(kind: &str) -> bool {
     NETWORK.contains(&kind.strip_prefix("fuse.").unwrap_or(kind))
 }
 
-/// Undoes the escapes of mountinfo, which writes space, tab, newline and backslash as `\040` and so on. Takes text with
-/// one character a byte.
+/// Undoes the escapes of mountinfo, which writes space, tab, newline and backslash as `\040` and so on. The text has
+/// one character per byte.
 fn unescape(text: &str) -> OsString {
     let bytes: Vec<u8> = text.chars().map(|byte| byte as u8).collect();
     let mut out = Vec::with_capacity(bytes.len());
@@ -146,12 +146,12 @@ fn unescape(text: &str) -> OsString {
     OsString::from_vec(out)
 }
 
-/// Returns the kernel's read-ahead window on a device, by its number; `None` where it cannot be read.
+/// Returns the kernel's read-ahead window on the device with this number, or `None` if it is unreadable.
 pub fn read_ahead_bytes_of(device: u64) -> Option<u64> {
     read_ahead_bytes(&format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)))
 }
 
-/// Returns the device's own setting, or for a partition that of its disk.
+/// Returns the device's own setting, or for a partition its disk's setting.
 fn read_ahead_bytes(device: &str) -> Option<u64> {
     let places = [
         format!("/sys/class/bdi/{device}/read_ahead_kb"),

@@ -1,9 +1,9 @@
 //! Passes open files to other processes of the same user over a socket with an abstract name (unix(7)).
 //!
-//! Such a name exists in the network namespace alone, and is free once no process has the socket. It protects nothing:
-//! whoever binds it first has it, and every user sees it. So both ends check each other's [`Rights`], and a process that
-//! differs in any of them gets and gives nothing. Rights are read from /proc. It does not show Landlock rules, but a process
-//! that restricts itself sets `NoNewPrivs`.
+//! Such a name exists only in its network namespace, and is free once no process has the socket. The name protects
+//! nothing: the first process to bind it owns it, and every user sees it. So both ends check each other's [`Rights`],
+//! and they exchange nothing if any of them differ. Rights are read from /proc. It does not show Landlock rules, but a
+//! process that restricts itself sets `NoNewPrivs`.
 
 use std::io::{BufRead, Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,11 +21,11 @@ use rustix::net::{
 
 use super::open;
 
-/// Upper bound of the files of one message.
+/// Maximum number of files in one message.
 const MAX_FILES: usize = 2;
-/// Limit of connections that wait for an answer. A further process opens the file itself.
+/// Limit on waiting connections. A further process opens the file itself.
 const BACKLOG: i32 = 256;
-/// How long a process waits for an answer. The other one may still be opening the file, or be stopped.
+/// Time for which a process waits for an answer. The other process may still be opening the file, or be stopped.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_secs(600) } else { Duration::from_millis(500) };
 
 /// A name at which other processes ask for files.
@@ -45,21 +45,21 @@ impl Outlet {
         Ok(Self { name: name.into(), socket, deadline: Mutex::default() })
     }
 
-    /// Sends a message, with the files that `files` returns, to each process that has the [`Rights`] of this one. Ends with
+    /// Sends a message, with the files that `files` returns, to each process with this process's [`Rights`]. Ends after
     /// [`Self::close`], at the deadline of [`Self::close_at`], or if descriptors run out.
     pub fn serve(&self, message: &[u8], files: impl Fn() -> Vec<OwnedFd>) {
         while self.waits()
             && let Ok(asking) = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
         {
             if peer_of(&asking).is_ok_and(|peer| has_same_rights(&peer)) {
-                // If the process has ended meanwhile, nobody needs the files.
+                // If the process has ended, nothing needs the files any more.
                 let _ = send(&asking, message, &files());
             }
         }
         self.close();
     }
 
-    /// Sets the time at which [`Self::serve`] ends, whoever asks until then.
+    /// Sets the time at which [`Self::serve`] ends, even if processes still ask.
     pub fn close_at(&self, deadline: Instant) {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = Some(deadline);
         // The server may be waiting without a deadline. A connection wakes it.
@@ -68,7 +68,7 @@ impl Outlet {
         }
     }
 
-    /// Limits the next wait to the time until the deadline. Returns false once that has passed.
+    /// Limits the next wait to the time until the deadline. Returns false once the deadline has passed.
     fn waits(&self) -> bool {
         let deadline = *self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
         deadline.is_none_or(|deadline| {
@@ -77,20 +77,21 @@ impl Outlet {
         })
     }
 
-    /// Ends [`Self::serve`], and refuses connections from now on. The name is free once this socket is dropped and each forked
-    /// child that has inherited it has ended or called exec.
+    /// Ends [`Self::serve`], and refuses connections from now on. The name is free once this socket is dropped and each
+    /// forked child that inherited it has ended or called exec.
     pub fn close(&self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
 }
 
-/// Asks the process that has a name for its message and files. Fails with ECONNREFUSED if no process has the name, with
-/// ECONNRESET if it was closed meanwhile, with EACCES if the process has other [`Rights`], and with EAGAIN if it does not answer.
+/// Asks the process that owns a name for its message and files. Fails with ECONNREFUSED if no process owns the name,
+/// with ECONNRESET if it was closed meanwhile, with EACCES if the process has other [`Rights`], and with EAGAIN if it
+/// does not answer.
 pub fn ask(name: &[u8], message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
     answer_of(&connected(name)?, message, PATIENCE)
 }
 
-/// Waits for the answer to a connection.
+/// Waits for the answer on a connection.
 fn answer_of(socket: &OwnedFd, message: &mut [u8], patience: Duration) -> Result<Vec<OwnedFd>, Errno> {
     if !has_same_rights(&peer_of(socket)?) {
         return Err(Errno::ACCESS);
@@ -100,7 +101,7 @@ fn answer_of(socket: &OwnedFd, message: &mut [u8], patience: Duration) -> Result
     receive(socket, message)
 }
 
-/// Connects without waiting for room in the queue: another user may have the name, and fill its queue.
+/// Connects without waiting for space in the queue, because the name may belong to another user who fills the queue.
 fn connected(name: &[u8]) -> Result<OwnedFd, Errno> {
     let socket = socket(SocketFlags::NONBLOCK)?;
     retry_on_intr(|| rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?))?;
@@ -116,8 +117,8 @@ pub fn this_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Returns the credentials of the process at the other end. Its ID is 0 if it is outside this PID namespace, which rustix does
-/// not expect.
+/// Returns the credentials of the process at the other end. Its ID is 0 if it is outside this PID namespace, a case
+/// that rustix does not expect.
 fn peer_of(socket: &OwnedFd) -> Result<libc::ucred, Errno> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -131,7 +132,7 @@ fn peer_of(socket: &OwnedFd) -> Result<libc::ucred, Errno> {
     }
 }
 
-/// Returns whether a process acts for this user, and may do the same as this one.
+/// Returns whether a process acts for this user and has the same rights as this process.
 fn has_same_rights(peer: &libc::ucred) -> bool {
     peer.uid == this_user()
         && peer.pid > 0
@@ -139,19 +140,19 @@ fn has_same_rights(peer: &libc::ucred) -> bool {
         && Rights::of("self").is_some_and(|own| Rights::of(&peer.pid.to_string()) == Some(own))
 }
 
-/// Decides which files a process may open.
+/// Everything that decides which files a process may open.
 #[derive(Debug, PartialEq)]
 struct Rights {
-    /// Mount namespace, user namespace and root, as pairs of a device and an inode.
+    /// Mount namespace, user namespace and root, each as a device and an inode.
     places: [(u64, u64); 3],
     /// Users, groups, capabilities, seccomp and `NoNewPrivs`: lines of /proc/PID/status.
     status: Vec<String>,
-    /// The label of SELinux, AppArmor or Smack.
+    /// The label from SELinux, AppArmor or Smack.
     label: Option<Vec<u8>>,
 }
 
 impl Rights {
-    /// Reads the rights of a process, by its ID or as "self". `None` if that is not allowed, or the process has ended.
+    /// Reads the rights of a process, given its ID or "self". `None` if reading is forbidden, or the process has ended.
     fn of(process: &str) -> Option<Self> {
         const FIELDS: [&str; 6] = ["Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp"];
         let folder = Path::new("/proc").join(process);
@@ -174,13 +175,13 @@ pub fn mount_namespace() -> Option<u64> {
     place_of(Path::new("/proc/self/ns/mnt")).map(|(_, inode)| inode)
 }
 
-/// Returns whether /proc shows the PID namespace of this process. Otherwise an ID there is that of another process.
+/// Returns whether /proc shows this process's PID namespace. Otherwise an ID there belongs to another process.
 fn proc_shows_this_namespace() -> bool {
     std::fs::read_link("/proc/self")
         .is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
 }
 
-/// Returns whether a descriptor is open for reading alone, through the page cache.
+/// Returns whether a descriptor is open only for reading, through the page cache.
 pub fn is_for_reading(file: BorrowedFd<'_>) -> bool {
     use rustix::fs::OFlags;
     rustix::fs::fcntl_getfl(file)
@@ -264,7 +265,7 @@ mod tests {
         let serving = outlet.clone();
         let server = std::thread::spawn(move || serving.serve(b"four", Vec::new));
         assert!(ask(&name, &mut [0; 4]).is_ok());
-        // The server waits for the next process by now, or will.
+        // By now, or soon, the server waits for the next process.
         outlet.close_at(Instant::now() + Duration::from_secs(3600));
         for _ in 0..3 {
             assert!(ask(&name, &mut [0; 4]).is_ok());
@@ -338,7 +339,7 @@ mod tests {
         let waiting: Vec<_> =
             std::iter::from_fn(|| connected(&name).ok()).take(2 * BACKLOG as usize).collect();
         assert!(waiting.len() < 2 * BACKLOG as usize);
-        // It would wait for ever: the time for an answer begins later.
+        // It would wait forever: the time for an answer begins later.
         let (done, answer) = mpsc::channel();
         std::thread::spawn(move || done.send(ask(&name, &mut [0; 4]).err()));
         assert_eq!(answer.recv_timeout(Duration::from_secs(60)), Ok(Some(Errno::AGAIN)));

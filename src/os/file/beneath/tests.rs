@@ -10,7 +10,7 @@ fn none(_: &Path) -> Vec<Beside> {
     Vec::new()
 }
 
-/// `root/folder` with files and links; `root/outside` with a secret.
+/// `root/folder` with files and links, and `root/outside` with a secret.
 fn tree() -> (tempfile::TempDir, PathBuf) {
     let root = tempfile::tempdir().expect("a folder");
     let folder = root.path().join("folder");
@@ -46,7 +46,7 @@ fn text(file: OwnedFd) -> String {
     text
 }
 
-/// Tells whether something was opened, other than by `O_PATH`.
+/// Watches a folder for opens other than by `O_PATH`.
 struct Opens(OwnedFd);
 
 impl Opens {
@@ -56,7 +56,7 @@ impl Opens {
         Self(watch)
     }
 
-    /// Since this was asked last.
+    /// Whether anything was opened since the last call.
     fn any(&self) -> bool {
         match rustix::io::read(&self.0, &mut [0_u8; 1 << 12]) {
             Err(Errno::AGAIN) => false,
@@ -74,7 +74,7 @@ fn what_lies_in_the_folder_is_opened_and_nothing_else() {
     {
         assert_eq!(folder.open_file(Path::new(name)).map(text), Ok(content.into()), "{name}");
     }
-    // To leave and come back is allowed: nothing outside is looked at.
+    // A link may leave and come back: the walk looks at nothing outside.
     for name in ["out and back", "absolute in"] {
         assert_eq!(folder.open_file(Path::new(name)).map(text), Ok("a".into()), "{name}");
     }
@@ -114,7 +114,7 @@ fn links_may_lead_into_another_root() {
     assert_eq!(wide.names().expect("listed").len(), folder.names().expect("listed").len());
 }
 
-/// The folder lies in another root: a link may lead into what lies beside it, and back.
+/// The folder lies in another root: links may lead into the rest of that root, and back.
 #[test]
 fn links_may_lead_to_what_a_wider_root_holds() {
     let (root, path) = tree();
@@ -136,7 +136,7 @@ fn links_may_lead_to_what_a_wider_root_holds() {
     }
     let outside = root.path().parent().expect("a parent").join("etc");
     assert_eq!(folder.open_file(Path::new("too far")).map(text), Err(Refusal::Outside(outside)));
-    // What the wider root holds beside the folder is found anew: a link there counts.
+    // The walk looks up the rest of the wider root anew: a link there counts.
     std::fs::rename(path.join("below/b"), path.join("c")).expect("renamed");
     symlink("../c", path.join("below/b")).expect("linked");
     assert_eq!(folder.open_file(Path::new("up")).map(text), Ok("b".into()));
@@ -163,7 +163,7 @@ fn the_folder_stays_the_one_that_was_opened() {
     assert_eq!(folder.open_file(Path::new("secret")).map(text), Err(Refusal::System(Errno::NOENT)));
 }
 
-/// openat2(2) answers EAGAIN to a path with `..` when anything was renamed meanwhile, wherever. A walk does not.
+/// openat2(2) answers EAGAIN to a path with `..` when anything anywhere was renamed meanwhile. A walk does not.
 #[test]
 fn renames_elsewhere_hinder_no_open() {
     let (root, path) = tree();
@@ -187,13 +187,13 @@ fn renames_elsewhere_hinder_no_open() {
     });
 }
 
-/// Between the two times that it is looked up, that is.
+/// The file disappears between its two lookups.
 #[test]
 fn a_file_that_never_stays_is_said_to_be_replaced() {
     let (_root, path) = tree();
     let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     let (name, next) = (path.join("swapped"), path.join("next"));
-    // Another file takes the place of the one that was seen, so many times.
+    // Another file replaces the one that was seen, this many times.
     let opened_after = |swaps: usize| {
         std::fs::write(&name, "first").expect("written");
         let swapped = AtomicUsize::new(0);
@@ -213,7 +213,7 @@ fn a_file_that_never_stays_is_said_to_be_replaced() {
     assert_eq!(opened_after(usize::MAX), (Err(Refusal::Swapped), MAX_SWAPS));
 }
 
-/// Between the two times that it is looked up, that is.
+/// The link appears between the two lookups of the name.
 #[test]
 fn a_link_that_takes_the_place_of_a_file_is_not_followed_out() {
     let (root, path) = tree();
@@ -225,7 +225,7 @@ fn a_link_that_takes_the_place_of_a_file_is_not_followed_out() {
         symlink(&secret, &next).and_then(|()| std::fs::rename(&next, &name)).expect("swapped");
         open_seen(folder, seen_name, found, seen)
     };
-    // It is looked up anew, and the link is seen.
+    // The name is looked up again, and the walk sees the link.
     let found = folder.open_by(Path::new("swapped"), swap_and_open).map(text);
     assert_eq!(found, Err(Refusal::Outside(secret.clone())));
     assert!(!opens.any());
@@ -233,7 +233,7 @@ fn a_link_that_takes_the_place_of_a_file_is_not_followed_out() {
     assert!(opens.any());
 }
 
-/// The same at any moment, while another thread swaps the file for a link and back.
+/// The same, while another thread swaps the file for a link and back at random moments.
 #[test]
 #[ignore = "random: `cargo test -- --ignored stress`"]
 fn stress_links_that_take_the_place_of_a_file_are_not_followed_out() {
@@ -258,7 +258,7 @@ fn stress_links_that_take_the_place_of_a_file_are_not_followed_out() {
     assert!(!opens.any());
 }
 
-/// Opening a FIFO wakes processes that wait to write to it, and a device may do anything.
+/// Opening a FIFO wakes its writers, and opening a device may do anything.
 #[test]
 fn what_is_no_file_is_not_opened_for_reading() {
     let (_root, path) = tree();
@@ -301,7 +301,8 @@ fn as_many_links_are_followed_as_the_kernel_follows() {
     assert_eq!(folder.open_file(too_many.as_ref()).map(text), Err(Refusal::System(Errno::LOOP)));
 }
 
-/// What is beside the folder is reached by its descriptor: a link in its place is none, whenever it was put there.
+/// Nearby folders are reached by their descriptors. A link in such a place counts as missing, whenever it was put
+/// there.
 #[test]
 fn a_folder_beside_counts_unless_it_is_a_link() {
     let (root, path) = tree();
@@ -313,7 +314,7 @@ fn a_folder_beside_counts_unless_it_is_a_link() {
     assert_eq!(beside("outside", None).open_file(out).map(text), Ok("secret".into()));
     assert_eq!(beside("outside", Some("secret")).open_file(out).map(text), Ok("secret".into()));
     assert!(matches!(beside("outside", Some("nothing")).open_file(out), Err(Refusal::Outside(_))));
-    // Between the look at the path and the opening: what `beside` is called for comes after the first.
+    // Swap between the look at the path and the open: `beside` is called after the look.
     let (aside, outside) = (root.path().join("aside"), root.path().join("outside"));
     let swapped = ConfinedFolder::open(&path, &[], |_| {
         std::fs::rename(&outside, &aside).expect("renamed");
@@ -321,7 +322,7 @@ fn a_folder_beside_counts_unless_it_is_a_link() {
         vec![Beside { levels_up: 1, name: "outside".into(), marker: None }]
     });
     assert!(matches!(swapped.expect("opened").open_file(out), Err(Refusal::Outside(_))));
-    // A folder that is opened stays the one that it was.
+    // An open folder stays the same folder.
     std::fs::remove_file(&outside).expect("removed");
     std::fs::rename(&aside, &outside).expect("renamed");
     let folder = beside("outside", None);
