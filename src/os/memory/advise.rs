@@ -13,8 +13,8 @@ use super::page::whole_pages;
 use crate::words::words;
 
 words! {
-    /// The advice of madvise(2) that makes sense for a file that is read. `MADV_POPULATE_READ` is not among it: before
-    /// Linux 6.9 it spins for ever on a page that cannot be read.
+    /// The advice of madvise(2) that makes sense for reading a file. `MADV_POPULATE_READ` is missing: before Linux 6.9
+    /// it spins forever on an unreadable page.
     pub enum Advice as "advice" {
         Normal = "normal",
         Random = "random",
@@ -39,7 +39,7 @@ impl Advice {
         }
     }
 
-    /// Returns the advice of posix_fadvise(2). It has none for the last two, and its `DontNeed` drops the cache itself.
+    /// Returns the advice for posix_fadvise(2). It lacks the last two, and its `DontNeed` drops the cache itself.
     fn for_file(self) -> Option<FileAdvice> {
         match self {
             Self::Normal => Some(FileAdvice::Normal),
@@ -51,8 +51,8 @@ impl Advice {
     }
 }
 
-/// Advises on the pages of a range of a mapping (madvise(2)). `DontNeed` is refused for copy-on-write pages: it would
-/// throw away what the user wrote.
+/// Advises on the pages of a range of a mapping (madvise(2)). Rejects `DontNeed` for copy-on-write pages, because it
+/// would discard the user's writes.
 pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
     if advice == Advice::DontNeed && region.mapping() == Mapping::CopyOnWrite {
         return Err(Errno::INVAL);
@@ -60,47 +60,48 @@ pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) ->
     let (start, len) = whole_pages(offset, len);
     let len = len.min(region.len().saturating_sub(start));
     let Some((address, len)) = region.range(start, len) else { return Err(Errno::INVAL) };
-    // SAFETY: `range` checked that the pages belong to the region; they are read-only file pages (or
-    // the advice is not `DontNeed`), so that no advice changes what they hold.
+    // SAFETY: `range` checked that the pages belong to the region. They are read-only file pages, or the advice is not
+    // `DontNeed`, so no advice changes their contents.
     unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, advice.for_map()) }
 }
 
-/// Throws away what was written to the whole pages inside a range of a copy-on-write mapping: they are the file's again.
-/// Nobody may use the bytes meanwhile who would miss what was written.
+/// Discards all writes to the whole pages inside a range of a copy-on-write mapping, which then show the file again. No
+/// code that needs these writes may use the bytes meanwhile.
 pub fn discard_writes(region: &Region, range: &Range<usize>) -> Result<(), Errno> {
     if region.mapping() != Mapping::CopyOnWrite {
         return Err(Errno::INVAL);
     }
     let Some((address, len)) = region.range(range.start, range.len()) else { return Err(Errno::INVAL) };
-    // SAFETY: `range` checked that the pages belong to the region, and the check above that they are this process's own
-    // memory, behind which the file's pages stand. No Rust reference points to mapped memory.
+    // SAFETY: `range` checked that the pages belong to the region. The first check ensured that they are this process's
+    // own memory, with the file's pages behind it. No Rust reference points to mapped memory.
     unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, MapAdvice::LinuxDontNeed) }
 }
 
-/// Has the kernel reclaim a region's pages that no other process maps (Linux 5.4). Pages of the file leave the cache. Pages
-/// that were written go to swap, or stay where there is none. Best effort.
+/// Makes the kernel reclaim a region's pages that no other process maps (Linux 5.4). Pages of the file leave the cache.
+/// Written pages go to swap, or stay if there is no swap. Best effort.
 pub fn reclaim(region: &Region) {
     if let Some((address, len)) = region.range(0, region.len()) {
-        // SAFETY: `range` checked that the pages belong to the region. What they hold stays.
+        // SAFETY: `range` checked that the pages belong to the region. Their contents do not change.
         let _ = unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, MapAdvice::LinuxPageOut) };
     }
 }
 
-/// Advises on a range of a file that is read and not mapped (posix_fadvise(2)). Returns whether the kernel took the
-/// advice, which it may not know.
+/// Advises on a range of a file that is read rather than mapped (posix_fadvise(2)). Returns whether the kernel accepted
+/// the advice, which it may not know.
 pub fn advise_file(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> bool {
     let Some(advice) = advice.for_file() else { return false };
-    // The system takes a length of 0 for all up to the file's end.
+    // To the system, a length of 0 means up to the file's end.
     len == 0 || rustix::fs::fadvise(file, offset, NonZeroU64::new(len), advice).is_ok()
 }
 
-/// Writes dirty pages to the disk; until then they cannot be dropped. Best effort: a read-only file system has none.
+/// Writes dirty pages to the disk, because they cannot be dropped before. Best effort: a read-only file system has
+/// none.
 pub fn write_out(file: BorrowedFd<'_>) {
     let _ = rustix::fs::fdatasync(file);
 }
 
-/// Drops the cached pages of a range, widened to whole pages, that are clean and that no process maps. A length of 0
-/// means up to the file's end.
+/// Drops the cached pages of a range, widened to whole pages, that are clean and unmapped in every process. A length of
+/// 0 means up to the file's end.
 pub fn drop_cache(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
     let (start, len) = whole_pages(offset as usize, len as usize);
     rustix::fs::fadvise(file, start as u64, NonZeroU64::new(len as u64), FileAdvice::DontNeed)

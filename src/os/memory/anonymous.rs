@@ -1,5 +1,5 @@
-//! Anonymous memory for staging. It is page-aligned, and lies on huge pages where they help. It grows in place or by
-//! moving page tables (mremap(2)), never by copying. Shared memory is a memfd, which another process can map and which
+//! Anonymous memory for staging. It is page-aligned, and uses huge pages where they help. It grows in place or by
+//! moving page tables (mremap(2)), never by copying. Shared memory is a memfd, which other processes can map and which
 //! can be sealed.
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::os::file::open;
 use crate::os::process::parallel::in_parallel;
 use crate::words::words;
 
-/// A transparent huge page of x86-64 and of aarch64 with 4 KiB pages.
+/// The size of a transparent huge page on x86-64, and on aarch64 with 4 KiB pages.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 words! {
@@ -29,7 +29,7 @@ words! {
 }
 
 words! {
-    /// What may be done to a block's memory.
+    /// The permitted accesses to a block's memory.
     pub enum Protection as "protection" {
         Read = "read",
         ReadWrite = "readwrite",
@@ -49,19 +49,20 @@ pub struct Anonymous {
     sealed: bool,
 }
 
-// SAFETY: the block belongs to this value alone, and nothing about it is tied to a thread.
+// SAFETY: only this value owns the block, and nothing in it is tied to a thread.
 unsafe impl Send for Anonymous {}
-// SAFETY: `&Anonymous` gives out an address and numbers, and has the kernel make pages; it does not touch what they hold.
+// SAFETY: `&Anonymous` gives out an address and numbers, and makes the kernel allocate pages; it does not access their
+// contents.
 unsafe impl Sync for Anonymous {}
 
 impl Anonymous {
-    /// Makes memory of this process, and of those that it forks (copy-on-write).
+    /// Allocates memory of this process, which its forked children see copy-on-write.
     pub fn private(len: usize, huge: HugePages) -> Result<Self, Errno> {
         Self::build(len, huge, None, false)
     }
 
-    /// Makes memory that other processes can map by [`Self::descriptor`]. It cannot shrink, so that no process can take
-    /// pages away under another one.
+    /// Allocates memory that other processes can map by [`Self::descriptor`]. It cannot shrink, so that no process can
+    /// take pages away from another.
     pub fn shared(len: usize, huge: HugePages) -> Result<Self, Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let descriptor = rustix::fs::memfd_create("pagestream-staging", flags)?;
@@ -70,8 +71,8 @@ impl Anonymous {
         Self::build(len, huge, Some(descriptor), false)
     }
 
-    /// Maps shared memory by the number of a descriptor, which stays the caller's. Read-only if the
-    /// memory was sealed.
+    /// Maps shared memory by a descriptor number, which stays the caller's. The mapping is read-only if the memory was
+    /// sealed.
     pub fn from_descriptor(number: i32, len: usize, huge: HugePages) -> Result<Self, Errno> {
         let link = format!("/proc/self/fd/{number}");
         let descriptor = rustix::fs::open(link, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -81,7 +82,7 @@ impl Anonymous {
             return Err(Errno::INVAL);
         }
         if seals.contains(SealFlags::WRITE) {
-            // Before Linux 6.7 it can be mapped shared through a read-only descriptor alone.
+            // Before Linux 6.7, a shared mapping needs a read-only descriptor.
             return Self::build(len, HugePages::Never, Some(open::reopen(descriptor.as_fd())?), true);
         }
         Self::build(len, huge, Some(descriptor), false)
@@ -122,15 +123,15 @@ impl Anonymous {
 
     fn advise_huge(&self) {
         if self.huge {
-            // SAFETY: the range is this block; the advice does not change what it holds. Best effort:
-            // a kernel without huge pages answers EINVAL.
+            // SAFETY: the range is this block; the advice does not change its contents. Best effort: a kernel without
+            // huge pages answers EINVAL.
             let _ =
                 unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped, Advice::LinuxHugepage) };
         }
     }
 
-    /// Has the kernel give the pages now, to so many threads at a time: one page after another takes it longer than to fill
-    /// them. Best effort: Linux before 5.14 gives them at their first use.
+    /// Makes the kernel allocate the pages now, with `threads` threads. Allocating page after page takes the kernel
+    /// longer than filling them. Best effort: Linux before 5.14 allocates pages at their first use.
     pub fn populate(&self, threads: usize) {
         if self.protection == Protection::Read {
             return;
@@ -140,8 +141,8 @@ impl Anonymous {
             let start = part * part_bytes;
             let len = part_bytes.min(self.mapped - start);
             let address = self.base.as_ptr().wrapping_add(start).cast();
-            // SAFETY: `start + len` is at most `self.mapped`, so that the range lies in this block, which stays mapped while it
-            // is borrowed; the advice does not change what it holds.
+            // SAFETY: `start + len` is at most `self.mapped`, so the range lies in this block, which stays mapped while
+            // it is borrowed. The advice does not change its contents.
             let _ = unsafe { rustix::mm::madvise(address, len, Advice::LinuxPopulateWrite) };
             Ok(())
         };
@@ -169,23 +170,23 @@ impl Anonymous {
         self.sealed
     }
 
-    /// Grows or, if private, shrinks. The address may change; new bytes are zero, unless another process
-    /// that shares them has written there.
+    /// Grows the block or, if it is private, shrinks it. The address may change. New bytes are zero, unless another
+    /// process that shares them has written to them.
     pub fn resize(&mut self, len: usize) -> Result<(), Errno> {
         let mapped = round_up(len)?;
         if self.sealed || (len < self.len && self.descriptor.is_some()) {
             return Err(Errno::PERM);
         }
         if let Some(file) = &self.descriptor {
-            // Another process may have made it larger already; it cannot be made smaller.
+            // Another process may have grown the memory already; it cannot shrink.
             if (rustix::fs::fstat(file)?.st_size as u64) < mapped as u64 {
                 rustix::fs::ftruncate(file, mapped as u64)?;
             }
         }
         if mapped != self.mapped {
             let target = reserve(mapped, self.huge)?;
-            // SAFETY: `&mut self` says that no code uses the old address; the block owns both ranges,
-            // of which the call unmaps the old one and replaces the reserved one.
+            // SAFETY: `&mut self` guarantees that no code uses the old address. The block owns both ranges; the call
+            // unmaps the old range and replaces the reserved one.
             let moved = unsafe {
                 rustix::mm::mremap_fixed(
                     self.base.as_ptr().cast(),
@@ -207,7 +208,7 @@ impl Anonymous {
         if self.descriptor.is_none() { self.clear_page_tail(kept) } else { Ok(()) }
     }
 
-    /// Clears the last page from `from` on, where bytes from before a shrink may stand.
+    /// Clears the last page from `from` on, because it may hold bytes from before a shrink.
     fn clear_page_tail(&mut self, from: usize) -> Result<(), Errno> {
         let end = from.next_multiple_of(page_bytes()).min(self.mapped);
         if from == end {
@@ -221,7 +222,7 @@ impl Anonymous {
         self.protect(before)
     }
 
-    /// Changes what may be done to the memory (mprotect(2)). A write to a `Read` block is a segmentation fault.
+    /// Changes the permitted accesses (mprotect(2)). A write to a `Read` block is a segmentation fault.
     pub fn protect(&mut self, protection: Protection) -> Result<(), Errno> {
         if self.sealed && protection == Protection::ReadWrite {
             return Err(Errno::PERM);
@@ -236,17 +237,17 @@ impl Anonymous {
         Ok(())
     }
 
-    /// Makes shared memory unchangeable for every process, for good: F_SEAL_WRITE and F_SEAL_GROW.
-    /// Fails with EBUSY while another process has it mapped writable; then nothing has changed.
+    /// Makes shared memory immutable for every process, for good: F_SEAL_WRITE and F_SEAL_GROW. Fails with EBUSY, and
+    /// changes nothing, while another process has it mapped writable.
     pub fn seal(&mut self) -> Result<(), Errno> {
         if self.sealed {
             return Ok(());
         }
-        // Everything that can fail comes before the seal, which cannot be taken back.
+        // All steps that can fail come before the seal, which is permanent.
         let file = self.descriptor.as_ref().ok_or(Errno::INVAL)?;
         let read_only = open::reopen(file.as_fd())?;
         let placeholder = reserve(self.mapped, self.huge)?;
-        // The kernel does not seal while a writable mapping exists, ours included.
+        // The kernel refuses to seal while a writable mapping exists, including ours.
         unmap(self.base, self.mapped);
         self.base = placeholder;
         if let Err(errno) = rustix::fs::fcntl_add_seals(file, SealFlags::WRITE | SealFlags::GROW) {
@@ -255,8 +256,8 @@ impl Anonymous {
         }
         self.descriptor = Some(read_only);
         (self.sealed, self.protection) = (true, Protection::Read);
-        // Over a reservation of the same size this fails only for want of kernel memory; then nothing is
-        // left to export.
+        // Over a reservation of the same size this fails only if the kernel lacks memory. Then nothing is left to
+        // export.
         self.map_over().inspect_err(|_| self.len = 0)
     }
 
@@ -267,7 +268,7 @@ impl Anonymous {
     }
 }
 
-/// Returns how many bytes of a block lie on huge pages now, from `/proc/self/smaps`.
+/// Returns the number of the block's bytes that are on huge pages now, from `/proc/self/smaps`.
 pub fn huge_page_bytes(addresses: &Range<usize>) -> u64 {
     let Ok(text) = std::fs::read_to_string("/proc/self/smaps") else { return 0 };
     let (mut counts, mut total) = (false, 0);
@@ -298,7 +299,7 @@ fn round_up(len: usize) -> Result<usize, Errno> {
         .ok_or(Errno::NOMEM)
 }
 
-/// Reserves addresses for `mapped` bytes; at a huge page's border if `huge`.
+/// Reserves addresses for `mapped` bytes, aligned to a huge page if `huge`.
 fn reserve(mapped: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
     let slack = if huge { HUGE_PAGE_BYTES } else { 0 };
     let total = mapped.checked_add(slack).ok_or(Errno::NOMEM)?;
@@ -321,7 +322,7 @@ fn reserve(mapped: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
 }
 
 fn unmap(base: NonNull<u8>, bytes: usize) {
-    // SAFETY: callers own the range and have given up its address. Cannot fail for whole pages that
-    // are mapped, and there is nothing to do if it did.
+    // SAFETY: callers own the range and have given up its address. The call cannot fail for whole mapped pages, and
+    // nothing could be done if it did.
     let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), bytes) };
 }

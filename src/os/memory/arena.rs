@@ -1,4 +1,4 @@
-//! Memory of somebody else's, of which ranges are lent to be filled.
+//! Memory of another owner, which lends ranges of it for filling.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::parts::WritableMemory;
 use crate::os::process::fork;
 
-/// Memory of which no range is lent twice at a time.
+/// Memory whose ranges are never lent twice at the same time.
 #[derive(Debug)]
 pub struct Arena {
     memory: Box<dyn WritableMemory>,
     lent: Mutex<Vec<Range<usize>>>,
-    /// After a fork a thread of the parent may hold the lock: a child does not touch it.
+    /// After a fork, a thread of the parent may hold the lock. A child therefore does not touch it.
     process: u64,
 }
 
-/// A range of an arena, which it keeps in place. Dropping it gives the range back.
+/// A loan of a range. It keeps the arena alive, and gives the range back when dropped.
 #[derive(Debug)]
 pub struct Loan {
     arena: Arc<Arena>,
@@ -31,12 +31,12 @@ impl Arena {
         self.memory.len()
     }
 
-    /// Returns the place of an address in the arena.
+    /// Returns the offset of an address in the arena.
     pub fn offset_of(&self, address: *const u8) -> usize {
         address.addr() - self.memory.as_ptr().addr()
     }
 
-    /// Lends a range, if it lies inside and nothing of it is lent.
+    /// Lends a range, if it lies inside the arena and none of it is lent.
     pub fn lend(self: &Arc<Self>, range: Range<usize>) -> Option<Loan> {
         if range.start > range.end || range.end > self.len() || self.process != fork::generation() {
             return None;
@@ -51,7 +51,7 @@ impl Arena {
     }
 }
 
-// SAFETY: the arena has the memory to itself, and lends no byte of the range to others meanwhile.
+// SAFETY: the arena has exclusive use of the memory, and lends no byte of the range twice.
 unsafe impl WritableMemory for Loan {
     fn as_ptr(&self) -> *mut u8 {
         self.arena.memory.as_ptr().wrapping_add(self.range.start)

@@ -19,12 +19,11 @@ use crate::os::fault::views::Guard;
 pub enum Mapping {
     /// `MAP_SHARED`, `PROT_READ`: the page cache itself.
     Shared,
-    /// `MAP_PRIVATE`, `PROT_READ`: the page cache too, where a file system refuses `MAP_SHARED`
-    /// (FUSE with `direct_io`). Not a snapshot: changes of the file show.
+    /// `MAP_PRIVATE`, `PROT_READ`: also the page cache, for file systems that reject `MAP_SHARED` (FUSE with
+    /// `direct_io`). It is no snapshot: changes of the file show.
     Private,
-    /// `MAP_PRIVATE`, `PROT_READ | PROT_WRITE`, `MAP_NORESERVE`: a page that is written becomes
-    /// anonymous memory; the file never changes. Without `MAP_NORESERVE` the whole length would
-    /// count as committed memory (`Committed_AS`).
+    /// `MAP_PRIVATE`, `PROT_READ | PROT_WRITE`, `MAP_NORESERVE`: a written page becomes anonymous memory; the file
+    /// never changes. Without `MAP_NORESERVE` the whole length would count as committed memory (`Committed_AS`).
     CopyOnWrite,
 }
 
@@ -34,14 +33,14 @@ pub struct Region {
     raw: ManuallyDrop<MmapRaw>,
     mapping: Mapping,
     guard: Guard,
-    /// Whether anybody was given an address in it. Otherwise no page is mapped.
+    /// Whether any caller got an address in it. Otherwise no page is mapped.
     is_used: AtomicBool,
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
         self.guard.end();
-        // SAFETY: `self` is going, and nothing else takes it.
+        // SAFETY: `self` is being dropped, and nothing else takes the value.
         let raw = unsafe { ManuallyDrop::take(&mut self.raw) };
         if *self.is_used.get_mut() {
             unmap::unmap(raw);
@@ -59,7 +58,7 @@ impl Region {
         let raw = match mapping {
             Mapping::Shared => options.map_raw_read_only(descriptor),
             Mapping::Private => {
-                // SAFETY: the `Mmap` is turned into a raw mapping before any slice of it exists.
+                // SAFETY: the `Mmap` becomes a raw mapping before any slice of it exists.
                 unsafe { options.map_copy_read_only(descriptor) }.map(|map: Mmap| MmapRaw::from(map))
             }
             Mapping::CopyOnWrite => {
@@ -80,27 +79,27 @@ impl Region {
         self.mapping
     }
 
-    /// Returns the first byte. Reading through it can raise SIGBUS and race with other processes: pass it on (buffer
-    /// protocol, [`fault::copy()`]), do not make a slice of it.
+    /// Returns the first byte. Reading through the pointer can raise SIGBUS and race with other processes. Pass it on
+    /// (buffer protocol, [`fault::copy()`]), but do not make a slice of it.
     pub fn as_ptr(&self) -> *const u8 {
         self.is_used.store(true, Ordering::Relaxed);
         self.raw.as_ptr()
     }
 
-    /// Returns address and length of a range, or `None` if it does not lie inside the mapping.
+    /// Returns the address and length of a range, or `None` if it does not lie inside the mapping.
     pub fn range(&self, offset: usize, len: usize) -> Option<(*const u8, usize)> {
         let end = offset.checked_add(len)?;
         (end <= self.len()).then(|| (self.as_ptr().wrapping_add(offset), len))
     }
 
-    /// Likewise, for a call that maps no page of it.
+    /// Same as [`Self::range`], for a call that maps no page of the range.
     pub fn range_to_ask_about(&self, offset: usize, len: usize) -> Option<(*const u8, usize)> {
         let end = offset.checked_add(len)?;
         (end <= self.len()).then(|| (self.raw.as_ptr().wrapping_add(offset), len))
     }
 
-    /// Copies `out.len()` bytes at `offset`. Returns whether a page of them [ends in zeros](Uninit::has_zero_tail); after a
-    /// fault how many bytes are good. None of a damaged mapping are.
+    /// Copies `out.len()` bytes at `offset`. Returns whether one of their pages [ends in zeros](Uninit::has_zero_tail).
+    /// After a fault, the error is the number of good bytes; it is 0 for a damaged mapping.
     ///
     /// [`fault::install_and_check`] must have returned `true` in this thread: without the handler a fault kills.
     pub fn copy_out(&self, offset: usize, mut out: Uninit<'_>) -> Result<bool, usize> {
@@ -108,37 +107,37 @@ impl Region {
         // SAFETY: `range` checked that the source lies inside the mapping, which `self` keeps
         // mapped; `out` is exclusively borrowed and `len` long.
         let left = unsafe { fault::copy(out.as_mut_ptr(), source, len) };
-        // The copy may hold zeros that another thread put in the place of a damaged page. That thread had set the mark
-        // before: so the copy must come before the look at the mark.
+        // The copy may contain zeros that replaced a damaged page. The thread that mapped them had set the mark before,
+        // so we check the mark after the copy.
         fence(Ordering::Acquire);
         match left {
-            // What stands in the place of damaged pages is no data.
+            // The contents of replaced pages are not data.
             _ if self.guard.is_damaged() => Err(0),
-            // SAFETY: nothing was left out by the copy.
+            // SAFETY: the copy wrote every byte.
             0 => Ok(unsafe { out.has_zero_tail(offset as u64) }),
             _ => Err(len - left),
         }
     }
 
-    /// Overwrites bytes of copy-on-write pages, from `offset` on. Returns false if that did not succeed.
+    /// Overwrites bytes of copy-on-write pages, starting at `offset`. Returns false if that failed.
     ///
     /// [`fault::install_and_check`] must have returned `true` in this thread.
     pub fn overwrite(&self, offset: usize, bytes: &[u8]) -> bool {
         let Some((target, len)) = self.range(offset, bytes.len()) else { return false };
-        // SAFETY: `range` checked that the target lies inside the mapping, and the first operand that the pages may be
-        // written and are this process's own. `bytes` is `len` long.
+        // SAFETY: `range` checked that the target lies inside the mapping. The first operand checks that the pages are
+        // writable and this process's own. `bytes` is `len` long.
         self.mapping == Mapping::CopyOnWrite
             && unsafe { fault::copy(target.cast_mut(), bytes.as_ptr(), len) } == 0
     }
 
-    /// Refuses a mapping of which a page could not be read while user code was touching it. Zeros stand there now, and
-    /// nothing more of the mapping is handed out.
+    /// Returns an error if user code met an unreadable page of the mapping. Zeros have replaced the page, and no more
+    /// of the mapping may be handed out.
     pub fn check_damage(&self) -> crate::error::Result<()> {
         self.guard.check()
     }
 
-    /// Tells the processor that bytes are wanted soon: those in memory get nearer. Never faults, and brings in no page.
-    /// Bytes outside of the mapping are left out.
+    /// Prefetches bytes that are in memory into the processor's caches. Never faults, and brings in no page. Ignores
+    /// bytes outside of the mapping.
     pub fn prefetch(&self, offset: usize, len: usize) {
         const LINE_BYTES: usize = 64;
         let len = len.min(self.len().saturating_sub(offset));
@@ -148,9 +147,9 @@ impl Region {
         }
     }
 
-    /// mlock(2) on the whole mapping.
+    /// Calls mlock(2) on the whole mapping.
     pub fn lock(&self) -> Result<(), Errno> {
-        // SAFETY: the range is this mapping; locking does not change what it holds.
+        // SAFETY: the range is this mapping; locking does not change its contents.
         unsafe { rustix::mm::mlock(self.raw.as_mut_ptr().cast(), self.len()) }
     }
 
@@ -159,8 +158,8 @@ impl Region {
         unsafe { rustix::mm::munlock(self.raw.as_mut_ptr().cast(), self.len()) }
     }
 
-    /// Reads one byte of each page in the range, so that all of them are mapped. After a fault returns the offset of the
-    /// page that failed.
+    /// Reads one byte of each page in the range, so that all of them are mapped. After a fault, the error is the offset
+    /// of the failed page.
     pub fn touch(&self, offset: usize, len: usize) -> Result<(), usize> {
         let page = page_bytes();
         let mut byte = [0];
@@ -176,13 +175,13 @@ impl Region {
 #[cfg(target_arch = "x86_64")]
 fn prefetch_line(address: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a hint, which does nothing at an address that cannot be read.
+    // SAFETY: a hint, which does nothing at an unreadable address.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
 }
 
 #[cfg(target_arch = "aarch64")]
 fn prefetch_line(address: *const u8) {
-    // SAFETY: a hint, which does nothing at an address that cannot be read; it touches no register.
+    // SAFETY: a hint, which does nothing at an unreadable address; it changes no register.
     unsafe {
         std::arch::asm!(
             "prfm pldl1keep, [{address}]",

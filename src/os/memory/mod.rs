@@ -1,8 +1,8 @@
-//! Memory: mappings of files, anonymous blocks, and what the kernel is told and asked about their pages.
+//! Memory: mappings of files, anonymous blocks, and the kernel's information and advice about their pages.
 //!
-//! **What it promises.** A [`map::Region`] is guarded from the moment that it is mapped until it is unmapped
-//! ([`crate::os::fault::views`]); large ones are unmapped in a thread of their own. Code that fills memory gets an [`Uninit`], through
-//! which it can neither read it nor leave it uninitialised. Advice never changes what memory holds.
+//! **Guarantees.** A [`map::Region`] is guarded for as long as it is mapped ([`crate::os::fault::views`]). A separate
+//! thread unmaps large regions. Code that fills memory gets an [`Uninit`], which lets it neither read the memory nor
+//! leave it uninitialised. Advice never changes the contents of memory.
 
 pub mod advise;
 pub mod anonymous;

@@ -1,6 +1,6 @@
 //! Memory pages.
 
-/// Returns the bytes of a memory page.
+/// Returns the size of a memory page in bytes.
 pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }

@@ -1,18 +1,19 @@
 //! The page table of this process: which pages were touched, and which of them were written.
 //!
-//! From `/proc/self/pagemap` (<https://docs.kernel.org/admin-guide/mm/pagemap.html>). A page without an entry in the page
-//! table was never used. The signal handler calls this: it only opens, reads and closes.
+//! The information comes from `/proc/self/pagemap` (<https://docs.kernel.org/admin-guide/mm/pagemap.html>). A page
+//! without an entry in the page table was never used. The signal handler calls this module, which only opens, reads and
+//! closes.
 
 use std::ffi::c_int;
 
 use super::page_bytes;
 
-/// Bits of an entry: in memory, in swap.
+/// Bits of an entry: the page is in memory, or in swap.
 const TOUCHED: u64 = 0b11 << 62;
-/// Bit of an entry: the page is the file's, or shared anonymous memory.
+/// Bit of an entry: the page belongs to a file, or is shared anonymous memory.
 const OF_FILE: u64 = 1 << 61;
 
-/// Entries that are read at a time, on the stack of the handler.
+/// Number of entries read at a time, on the stack of the handler.
 const ENTRIES: usize = 64;
 
 /// Entries of the page table, read in blocks.
@@ -20,27 +21,27 @@ const ENTRIES: usize = 64;
 pub struct Pages {
     file: c_int,
     entries: [u64; ENTRIES],
-    /// The number of the page of the first entry.
+    /// The page number of the first entry.
     first: usize,
     count: usize,
 }
 
 impl Pages {
-    /// `None` if the kernel does not show them.
+    /// Opens the page table. `None` if the kernel does not show it.
     pub fn new() -> Option<Self> {
         // SAFETY: the path is a C string.
         let file = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
         (file >= 0).then_some(Self { file, entries: [0; ENTRIES], first: 0, count: 0 })
     }
 
-    /// Returns whether the page at an address was touched: it is in memory, or in swap. `None` if the kernel does not tell.
-    /// Entries up to `end` are read ahead.
+    /// Returns whether the page at an address was touched, so that it is in memory or in swap. `None` if the kernel
+    /// does not say. Entries up to `end` are read ahead.
     pub fn is_touched(&mut self, address: usize, end: usize) -> Option<bool> {
         Some(self.entry(address, end)? & TOUCHED != 0)
     }
 
-    /// Returns whether the page at an address in a private mapping of a file was written: it is memory of this process in
-    /// place of the file's page. `None` if the kernel does not tell.
+    /// Returns whether the page at an address in a private file mapping was written, so that memory of this process
+    /// replaces the file's page. `None` if the kernel does not say.
     pub fn is_written(&mut self, address: usize) -> Option<bool> {
         let entry = self.entry(address, address + 1)?;
         Some(entry & TOUCHED != 0 && entry & OF_FILE == 0)
@@ -65,7 +66,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is this value's own.
+        // SAFETY: this value owns the descriptor.
         unsafe { libc::close(self.file) };
     }
 }
@@ -79,7 +80,7 @@ mod tests {
     fn pages_that_were_written_are_touched_and_others_are_not() {
         let page = page_bytes();
         let mut memory = MmapMut::map_anon(200 * page).expect("memory");
-        // A page that is not written could be part of a huge one, together with a neighbour of this mapping.
+        // Otherwise an unwritten page could be part of a huge page, together with a neighbour of this mapping.
         memory.advise(memmap2::Advice::NoHugePage).expect("advice");
         for number in [0, 63, 64, 199] {
             memory[number * page] = 1;
@@ -97,7 +98,7 @@ mod tests {
         let page = page_bytes();
         let file = tempfile::tempfile().expect("a file");
         file.set_len(100 * page as u64).expect("a length");
-        // SAFETY: nobody changes the file.
+        // SAFETY: nothing changes the file.
         let mut memory = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.expect("a mapping");
         let start = memory.as_ptr().expose_provenance();
         assert_eq!(memory.iter().map(|&byte| usize::from(byte)).sum::<usize>(), 0);

@@ -1,4 +1,4 @@
-//! A block of memory that several threads fill at once, each a part of its own.
+//! A memory block that several threads fill at once, each in its own part.
 
 use std::fmt::Debug;
 use std::mem::MaybeUninit;
@@ -12,21 +12,21 @@ use crate::allocate;
 
 /// Memory that can be split.
 ///
-/// # Safety
-/// As long as the value is neither borrowed mutably nor dropped, `len` bytes at `as_ptr` stay where they are and can be
-/// written, and no other code of this crate writes there. Where `is_private` is true, all of them are initialised, and
+/// # Safety While the value is neither borrowed mutably nor dropped, the `len` bytes at `as_ptr` stay in place and are
+/// writable, and no other code of this crate writes to them. If `is_private` is true, all of them are initialised, and
 /// nothing outside this crate has their address.
 pub unsafe trait WritableMemory: Debug + Send + Sync {
     fn as_ptr(&self) -> *mut u8;
     fn len(&self) -> usize;
 
-    /// Returns whether the owner of the value may read it: it is initialised, and no other process and no user writes it.
+    /// Returns whether the owner of the value may read the memory: it is initialised, and no other process and no user
+    /// writes to it.
     fn is_private(&self) -> bool {
         false
     }
 }
 
-// SAFETY: the mapping belongs to the block alone, and only a mutable borrow moves it or makes it read-only.
+// SAFETY: the block alone owns the mapping, and only a mutable borrow moves it or makes it read-only.
 unsafe impl WritableMemory for Anonymous {
     fn as_ptr(&self) -> *mut u8 {
         self.as_ptr()
@@ -42,7 +42,7 @@ unsafe impl WritableMemory for Anonymous {
     }
 }
 
-// SAFETY: that of what is in the box.
+// SAFETY: follows from the implementation for the boxed value.
 unsafe impl WritableMemory for Box<dyn WritableMemory> {
     fn as_ptr(&self) -> *mut u8 {
         self.as_ref().as_ptr()
@@ -57,11 +57,11 @@ unsafe impl WritableMemory for Box<dyn WritableMemory> {
     }
 }
 
-/// A block that is split. It comes back once its parts are gone.
+/// A block that is split. [`Whole::join`] returns it once its parts are gone.
 #[derive(Debug)]
 pub struct Whole<M = Anonymous>(Arc<M>);
 
-/// One range of a split block: the only way to write there.
+/// One range of a split block, and the only way to write to that range.
 #[derive(Debug)]
 pub struct Part {
     block: Arc<dyn WritableMemory>,
@@ -69,7 +69,7 @@ pub struct Part {
     len: usize,
 }
 
-/// Splits a block into `ranges` of (offset, length), which ascend and do not overlap.
+/// Splits a block into `ranges` of (offset, length), which must ascend and not overlap.
 pub fn split<M: WritableMemory + 'static>(
     block: M,
     ranges: &[(usize, usize)],
@@ -90,11 +90,11 @@ pub fn split<M: WritableMemory + 'static>(
 }
 
 impl<M: WritableMemory> Whole<M> {
-    /// Returns what the parts have written; `None` if one is left, or if others can write the memory.
+    /// Returns all bytes that the parts wrote. `None` if a part is left, or if others can write to the memory.
     pub fn bytes(&mut self) -> Option<&[u8]> {
         let block = Arc::get_mut(&mut self.0).filter(|block| block.is_private())?;
-        // SAFETY: `is_private` says that the bytes are initialised and the owner's alone, which `split` took the block
-        // from. No part is left, and `&mut self` excludes code that could make one.
+        // SAFETY: `is_private` guarantees that the bytes are initialised and belong only to the owner that gave the
+        // block to `split`. No part is left, and `&mut self` excludes code that could create one.
         Some(unsafe { std::slice::from_raw_parts(block.as_ptr(), block.len()) })
     }
 

@@ -1,13 +1,13 @@
-//! Which pages of a file are in the page cache.
+//! Finds out which pages of a file are in the page cache.
 //!
-//! Three methods are tried in this order:
-//! 1. mincore(2) on the mapping. It is exact for the file's owner and for users that may write to it. To all others
-//!    the kernel answers that everything is cached (since 5.2, against side channels), so the method is skipped.
-//! 2. cachestat(2) (Linux 6.5) for files that are not mapped; the same rule about permission.
-//! 3. `preadv2(RWF_NOWAIT)` of one byte, which fails where it would have to wait. It is exact for everybody, but
-//!    fetches each page that is missing (read-ahead is off meanwhile), so only a sample is probed. A call that was
-//!    interrupted between the fetch and the answer finds the page; the thread's count of blocks read
-//!    (getrusage(2)) shows that it asked a device.
+//! It tries three methods in this order:
+//! 1. mincore(2) on the mapping. It is exact for the file's owner and for users that may write to it. To all others the
+//!    kernel answers that everything is cached (since 5.2, against side channels), so the method is skipped.
+//! 2. cachestat(2) (Linux 6.5) for files that are not mapped, with the same rule about permission.
+//! 3. `preadv2(RWF_NOWAIT)` of one byte, which fails where it would have to wait. It is exact for every user, but it
+//!    fetches each missing page (read-ahead is off meanwhile), so only a sample is probed. A call that was interrupted
+//!    between the fetch and the answer finds the page. The thread's count of blocks read (getrusage(2)) shows that the
+//!    call asked a device.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -23,19 +23,19 @@ use crate::mix::{GAMMA, mix};
 use crate::os::process::usage::Usage;
 use crate::words::words;
 
-/// Upper bound of pages in a sample.
+/// Maximum number of pages in a sample.
 pub const SAMPLE_PAGES: u64 = 1024;
 
-/// Upper bound of pages that are listed (256 GiB of 4 KiB). Beyond that only the fraction is returned.
+/// Maximum number of listed pages (256 GiB of 4 KiB). For longer ranges only the fraction is returned.
 pub const MAX_LISTED_PAGES: u64 = 1 << 26;
 
-/// Pages handled by one call of mincore.
+/// Number of pages per call of mincore.
 const CHUNK_PAGES: usize = 1 << 18;
 /// The purpose of memory for a list of pages.
 const PAGES: &str = "the list of cached pages";
 
 words! {
-    /// How it was found out which pages are cached.
+    /// The method that found the cached pages.
     pub enum Method as "method" {
         Mincore = "mincore",
         Cachestat = "cachestat",
@@ -65,7 +65,7 @@ impl Residency {
 }
 
 /// Asks about `len` bytes from `offset`; both lie inside the file. `seed` picks the sample. While the result of
-/// `exactly` lives, reads by the descriptor are not extended by read-ahead.
+/// `exactly` lives, read-ahead does not extend reads by the descriptor.
 pub fn residency<Guard>(
     file: BorrowedFd<'_>,
     region: Option<&Region>,
@@ -98,7 +98,7 @@ pub fn residency<Guard>(
     sample(file, first, count, seed)
 }
 
-/// Returns whether the kernel tells this user which pages are cached. Its rule is `can_do_mincore` in mm/mincore.c:
+/// Returns whether the kernel shows this user which pages are cached. The rule is `can_do_mincore` in mm/mincore.c:
 /// owner, CAP_FOWNER or write permission.
 pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
     let owner = rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
@@ -112,7 +112,7 @@ pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
     owner || capable() || writable()
 }
 
-/// Returns which of `count` pages from number `first` on are in the cache; `None` if mincore fails. Call this only
+/// Returns which of the `count` pages from number `first` are in the cache, or `None` if mincore fails. Call this only
 /// if [`kernel_tells_truth`].
 pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
     let page = page_bytes();
@@ -125,7 +125,7 @@ pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>>
     Some(pages)
 }
 
-/// Returns whether every page of a short range is in the cache; `None` if mincore fails. Call this only if
+/// Returns whether every page of a short range is in the cache, or `None` if mincore fails. Call this only if
 /// [`kernel_tells_truth`].
 pub fn is_resident(region: &Region, offset: usize, len: usize) -> Option<bool> {
     let (start, len) = whole_pages(offset, len);
@@ -137,7 +137,7 @@ pub fn is_resident(region: &Region, offset: usize, len: usize) -> Option<bool> {
     Some(all)
 }
 
-/// Calls `go_on` with a byte for each page of a range, for as many pages at a time as `answer` has room for, until it
+/// Calls `go_on` with a byte for each page of a range, with as many pages at a time as fit into `answer`, until it
 /// returns false. Returns `None` if mincore fails.
 fn ask_mincore(
     region: &Region,
@@ -179,8 +179,8 @@ struct Cachestat {
     recently_evicted: u64,
 }
 
-/// Lists the cached pages by cachestat(2), which only counts those of a range: halves ranges until each is full or
-/// empty.
+/// Lists the cached pages with cachestat(2), which only counts the pages of a range: it halves ranges until each is
+/// full or empty.
 fn cachestat(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<Vec<bool>, Errno> {
     let mut pages = allocate::filled(false, count as usize, PAGES).map_err(|_| Errno::NOMEM)?;
     let mut open = vec![(0_u64, count)];
@@ -216,7 +216,7 @@ fn sample(file: BorrowedFd<'_>, first: u64, count: u64, seed: u64) -> Residency 
     let every = count <= SAMPLE_PAGES;
     let asked = count.min(SAMPLE_PAGES);
     let page = page_bytes() as u64;
-    // One page out of each of `asked` equal parts of the range.
+    // One page from each of `asked` equal parts of the range.
     let picked = (0..asked).map(|index| {
         let (start, end) = (index * (count / asked), (index + 1) * (count / asked));
         first + start + mix(GAMMA.wrapping_add(seed ^ index)) % (end - start)

@@ -4,16 +4,16 @@ use std::mem::{MaybeUninit, take};
 use std::ops::Range;
 use std::ptr;
 
-/// Pages of files, at least.
+/// The smallest page size of any supported system.
 const PAGE_BYTES: usize = 4096;
-/// So many zeros at the end of a page are seldom data.
+/// Data rarely ends in this many zeros at the end of a page.
 const TAIL_BYTES: usize = 8;
 
-/// Memory that may be written and not read.
+/// Memory that may be written but not read.
 ///
-/// It may be uninitialised (the body of a new `bytes` object) or initialised (a caller's array). Code that gets it
-/// cannot tell which, so it must neither read it nor leave bytes uninitialised that were not. This type allows
-/// neither: every safe method writes initialised bytes, splits the memory, or says how long it is.
+/// It may be uninitialised (the body of a new `bytes` object) or initialised (a caller's array). Code that receives it
+/// cannot tell the difference, so it must neither read it nor make initialised bytes uninitialised. This type prevents
+/// both: every safe method writes initialised bytes, splits the memory, or returns its length.
 ///
 /// ```compile_fail,E0133
 /// # use pagestream::os::memory::Uninit;
@@ -30,14 +30,14 @@ pub struct Uninit<'a>(&'a mut [MaybeUninit<u8>]);
 pub struct UninitArray<'a, const N: usize>(&'a mut [MaybeUninit<u8>; N]);
 
 impl<'a> Uninit<'a> {
-    /// Takes memory that is initialised.
+    /// Wraps initialised memory.
     pub fn of(bytes: &'a mut [u8]) -> Self {
         let len = bytes.len();
         // SAFETY: the same memory, layout and lifetime. Nothing writes an uninitialised byte through an `Uninit`.
         Self(unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) })
     }
 
-    /// Takes memory that nobody will read unless it was written.
+    /// Wraps memory that is read only after it was written.
     pub fn spare(bytes: &'a mut [MaybeUninit<u8>]) -> Self {
         Self(bytes)
     }
@@ -62,7 +62,7 @@ impl<'a> Uninit<'a> {
         self.0.is_empty()
     }
 
-    /// Lends the whole.
+    /// Lends all of it.
     pub fn reborrow(&mut self) -> Uninit<'_> {
         Uninit(self.0)
     }
@@ -100,26 +100,27 @@ impl<'a> Uninit<'a> {
         self.0.chunks_mut(len).map(Self)
     }
 
-    /// Pieces of exactly `len` bytes; what is left over at the end is in none.
+    /// Pieces of exactly `len` bytes. The rest at the end is left out.
     pub fn chunks_exact(self, len: usize) -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator {
         self.0.chunks_exact_mut(len).map(Self)
     }
 
-    /// Likewise, with a length that the compiler knows.
+    /// Same as [`Self::chunks_exact`], with a length that the compiler knows.
     pub fn arrays<const N: usize>(
         self,
     ) -> impl DoubleEndedIterator<Item = UninitArray<'a, N>> + ExactSizeIterator {
         self.0.as_chunks_mut::<N>().0.iter_mut().map(UninitArray)
     }
 
-    /// Writes it whole. Panics if `bytes` has another length.
+    /// Fills the memory. Panics if `bytes` has another length.
     pub fn copy_from_slice(&mut self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.len(), "bytes of another length");
         // SAFETY: both have this many bytes, and `self` borrows its own exclusively.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Returns whether a page, or the whole, ends in zeros; `offset` is where the first byte lies in its file.
+    /// Returns whether a page of it, or all of it, ends in zeros. `offset` is the position of the first byte in its
+    /// file.
     ///
     /// # Safety
     /// All bytes were written.
@@ -127,7 +128,7 @@ impl<'a> Uninit<'a> {
         let len = self.len();
         let first_end = PAGE_BYTES - offset as usize % PAGE_BYTES;
         let ends = (first_end..len).step_by(PAGE_BYTES).chain((len > 0).then_some(len));
-        // No slice of them: in a caller's buffer other code may write.
+        // No slice of them: other code may write to a caller's buffer.
         let is_zero = |byte: &MaybeUninit<u8>| {
             // SAFETY: the caller wrote all bytes.
             unsafe { ptr::from_ref(byte).cast::<u8>().read_volatile() == 0 }
@@ -167,7 +168,7 @@ mod tests {
         assert!(has_zero_tail(100, PAGE - 108..PAGE - 100));
         assert!(!has_zero_tail(100, PAGE - 8..PAGE));
         assert!(has_zero_tail(100, 3 * PAGE - 8..3 * PAGE), "the range ends here, and the page does not");
-        // SAFETY: there are none.
+        // SAFETY: an empty slice has no bytes.
         assert!(!unsafe { Uninit::of(&mut []).has_zero_tail(0) });
         // SAFETY: it is initialised.
         assert!(unsafe { Uninit::of(&mut [0]).has_zero_tail(4095) });

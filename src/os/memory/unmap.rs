@@ -1,8 +1,8 @@
-//! Unmaps large mappings in a separate thread: munmap(2) of a gigabyte whose pages were all used takes about
-//! 10 ms, and a hundred gigabytes would delay the thread that drops the last array.
+//! Unmaps large mappings in a separate thread: munmap(2) of a gigabyte of used pages takes about 10 ms, so a hundred
+//! gigabytes would delay the thread that drops the last array.
 //!
-//! A child forked meanwhile inherits the mappings but not the threads. A list therefore records what is still
-//! mapped; `fork` waits until it is accurate, and the child unmaps what it lists.
+//! A child forked meanwhile inherits the mappings but not the threads. A list therefore records which memory is still
+//! mapped. `fork` waits until it is accurate, and the child unmaps the listed memory.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,11 +12,11 @@ use memmap2::MmapRaw;
 
 use crate::os::process::{fork, thread};
 
-/// Smaller mappings are unmapped by the thread that drops them.
+/// The thread that drops a smaller mapping unmaps it.
 const ASIDE_BYTES: usize = 64 << 20;
-/// Upper bound of mappings that are unmapped at once; any more are unmapped by the threads that drop them.
+/// Maximum number of mappings unmapped in the background. The thread that drops a further mapping unmaps it.
 const MAX_PENDING: usize = 4;
-/// Upper bound of bytes unmapped by one call, and so of what a fork waits for.
+/// Maximum number of bytes unmapped by one call, which limits the wait of a fork.
 const PIECE_BYTES: usize = 1 << 30;
 
 static PENDING: Mutex<Pending> = Mutex::new(Pending([const { None }; MAX_PENDING]));
@@ -25,7 +25,7 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending([const { None }; MAX_PENDING
 #[derive(Debug)]
 pub struct Pending([Option<Range<usize>>; MAX_PENDING]);
 
-/// Unmaps a mapping whose pages may have been used; at once if it is small.
+/// Unmaps a mapping whose pages may have been used. A small one is unmapped at once.
 pub fn unmap(mapping: MmapRaw) {
     if mapping.len() < ASIDE_BYTES {
         return;
@@ -54,12 +54,12 @@ pub fn lock() -> MutexGuard<'static, Pending> {
 }
 
 impl Pending {
-    /// Unmaps all that is left. Called in a child that was just forked, which has no other thread to do it.
+    /// Unmaps all remaining memory. Called in a child that was just forked, because it has no thread for this.
     pub fn adopt(&mut self) {
         self.0.iter_mut().filter_map(Option::take).for_each(unmap_now);
     }
 
-    /// Lists a mapping and returns its place, unless there are too many.
+    /// Lists a mapping and returns its place, or `None` if the list is full.
     fn list(&mut self, mapping: Range<usize>) -> Option<usize> {
         let place = self.0.iter().position(Option::is_none)?;
         self.0[place] = Some(mapping);
@@ -77,8 +77,8 @@ impl Pending {
 
 fn unmap_now(addresses: Range<usize>) {
     let start = std::ptr::with_exposed_provenance_mut(addresses.start);
-    // SAFETY: part of a mapping that `unmap` took over from its owner, and that left the list: no other
-    // thread unmaps it, and no code has its address any more.
+    // SAFETY: part of a mapping that `unmap` took over from its owner, and that left the list: no other thread unmaps
+    // it, and no code still has its address.
     let unmapped = unsafe { rustix::mm::munmap(start, addresses.len()) };
     debug_assert_eq!(unmapped, Ok(()));
 }

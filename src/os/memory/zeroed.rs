@@ -4,8 +4,8 @@ use std::alloc::{Layout, alloc_zeroed};
 
 use crate::allocate::OutOfMemory;
 
-/// Returns `len` zeros. Unlike [`filled`](crate::allocate::filled) it leaves large memory untouched: its pages are zeros at their
-/// first use.
+/// Returns `len` zeros. Unlike [`filled`](crate::allocate::filled), it leaves large memory untouched: its pages become
+/// zeros at their first use.
 pub fn zeroed(len: usize, purpose: &'static str) -> Result<Vec<u8>, OutOfMemory> {
     let failed = OutOfMemory { bytes: len, purpose };
     let layout = Layout::array::<u8>(len).map_err(|_| failed)?;
@@ -17,7 +17,8 @@ pub fn zeroed(len: usize, purpose: &'static str) -> Result<Vec<u8>, OutOfMemory>
     if start.is_null() {
         return Err(failed);
     }
-    // SAFETY: the global allocator gave `start` (it is not null) for this layout: `len` initialised bytes, aligned for `u8`.
+    // SAFETY: the global allocator returned `start` (not null) for this layout: `len` initialised bytes, aligned for
+    // `u8`.
     Ok(unsafe { Vec::from_raw_parts(start, len, layout.size()) })
 }
 
