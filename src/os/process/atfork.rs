@@ -1,11 +1,11 @@
-//! What happens around a fork (pthread_atfork(3)):
+//! The steps around a fork (pthread_atfork(3)):
 //!
-//! 1. Before the fork, the forking thread waits until no thread is in a section ([`fork`]). It then locks the two
-//!    lists that are also locked outside of sections: mappings being unmapped ([`unmap`]) and guarded mappings
+//! 1. Before the fork, the forking thread waits until no thread is in a section ([`fork`]). It then locks the two lists
+//!    that other code also locks outside of sections: mappings being unmapped ([`unmap`]) and guarded mappings
 //!    ([`views`]).
 //! 2. In the parent, it unlocks them.
-//! 3. In the child, it first unmaps what the parent's threads had left to unmap, because the child has none of
-//!    these threads, and forgets what they had learned about the signal handler.
+//! 3. In the child, it first unmaps the rest of the parent's list, because the child has none of the threads that did
+//!    this. Then it forgets the parent's state of the signal handler.
 
 use std::cell::RefCell;
 use std::sync::{MutexGuard, Once, RwLockWriteGuard};
@@ -28,8 +28,8 @@ struct Held {
     _gate: RwLockWriteGuard<'static, ()>,
 }
 
-/// Makes forks wait from now on. Must be called when the library is loaded, before there are threads that could
-/// fork meanwhile: a child that is forked during this call would hang forever.
+/// Makes forks wait from now on. Call it when the library is loaded, before other threads can fork: a child forked
+/// during this call would hang forever.
 pub fn register() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {

@@ -8,7 +8,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 pub struct Credentials {
     user: u32,
     group: u32,
-    /// Supplementary groups. `None` if the kernel does not tell.
+    /// Supplementary groups. `None` if the kernel does not say.
     groups: Option<Vec<u32>>,
     capabilities: Option<CapabilitySet>,
 }

@@ -1,7 +1,7 @@
 //! Locks and fork(2).
 //!
-//! After `fork` a lock held by another thread stays locked forever in the child. Take any lock that the child may
-//! need inside a [`section`]; `fork` waits until no thread is in one. `atfork.rs` tells the system so.
+//! After `fork`, a lock that another thread held stays locked forever in the child. Take any lock that the child may
+//! need inside a [`section`]; `fork` waits until no thread is in one. `atfork.rs` registers this with the system.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -18,32 +18,32 @@ pub fn section() -> Section {
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks in a section. A lock that a thread poisoned still holds what it was set to last.
+/// Locks in a section. A poisoned lock still holds its last value.
 pub fn with_lock<T, R>(lock: &Mutex<T>, act: impl FnOnce(&mut T) -> R) -> R {
     let _section = section();
     act(&mut lock.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Returns the cell's value, else stores what `make` returns. `make` runs outside of any lock, perhaps in several
-/// threads at once; [`OnceLock::get_or_init`] would leave a child waiting for a thread that it does not have.
+/// Returns the cell's value, or stores the result of `make`. `make` runs outside of any lock, perhaps in several
+/// threads at once. [`OnceLock::get_or_init`] would make a child wait for a thread that it does not have.
 pub fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     if let Some(known) = cell.get() {
         return known;
     }
-    // Declared before the section: where another thread was faster, the value is dropped after its end.
+    // Declared before the section: if another thread was faster, the value is dropped after the section's end.
     let mut value = Some(make());
     let _section = section();
-    // `get_or_init` calls a closure once at most, so the value is there.
+    // `get_or_init` calls a closure at most once, so the value is there.
     cell.get_or_init(|| value.take().expect("called once"))
 }
 
-/// Number of forks between the process that loaded this library and the calling one. Parent and child never have the
-/// same; process ids may be the same, in different namespaces of them.
+/// Number of forks between the process that loaded this library and the calling process. Parent and child always differ
+/// in it, unlike process IDs, which may be equal in different namespaces.
 pub fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Waits until no thread is in a section, and lets none begin until the result is dropped.
+/// Waits until no thread is in a section, and lets no section begin until the result is dropped.
 pub(super) fn close_gate() -> RwLockWriteGuard<'static, ()> {
     GATE.write().unwrap_or_else(PoisonError::into_inner)
 }
@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes, when it is dropped, whether a fork could go on. Other threads are in sections for a moment only; one that is
+    /// Records, when dropped, whether a fork could go on. Other threads are in sections only for a moment, but a value
     /// dropped in a section would wait for itself.
     struct Made(&'static OnceLock<bool>);
 

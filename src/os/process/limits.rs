@@ -1,10 +1,10 @@
-//! Limits of the process, for messages that name the limit which was reached.
+//! Limits of the process, for messages that name the limit reached.
 
 use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Explains ENOMEM for a mapping of `len` bytes, as far as can be told.
+/// Explains ENOMEM for a mapping of `len` bytes, as far as the limits allow.
 pub fn explain_enomem(len: u64) -> String {
     if let Some(limit) = getrlimit(Resource::As).current {
         return format!(
@@ -37,7 +37,7 @@ pub fn explain_memlock() -> String {
     }
 }
 
-/// Returns how many descriptors this process may have.
+/// Returns the maximum number of descriptors of this process.
 pub fn nofile() -> usize {
     getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize)
 }
@@ -48,7 +48,8 @@ pub fn explain_nofile() -> String {
     format!("RLIMIT_NOFILE (ulimit -n) is {limit}; close files or raise it")
 }
 
-/// Returns how many bytes this process can still take without swapping or meeting the limit of its control group.
+/// Returns the number of bytes that this process can still allocate without swapping or reaching the limit of its
+/// control group.
 pub fn available_memory_bytes() -> u64 {
     let free = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -57,9 +58,9 @@ pub fn available_memory_bytes() -> u64 {
     free.unwrap_or(u64::MAX).min(cgroup_memory_bytes().unwrap_or(u64::MAX))
 }
 
-/// Returns how many bytes the tightest control group above this process leaves. Its page cache counts as free: the
-/// kernel drops that first (cgroups(7); memory.max and memory.current of version 2, memory.limit_in_bytes and
-/// memory.usage_in_bytes of version 1).
+/// Returns the number of bytes that the tightest control group above this process leaves. Its page cache counts as
+/// free, because the kernel drops that first (cgroups(7); memory.max and memory.current of version 2,
+/// memory.limit_in_bytes and memory.usage_in_bytes of version 1).
 fn cgroup_memory_bytes() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let left = groups.lines().filter_map(|line| {
@@ -72,7 +73,7 @@ fn cgroup_memory_bytes() -> Option<u64> {
             }
             _ => return None,
         };
-        // Inside a container the path is often one of the host; then the root is the container's own.
+        // Inside a container the path is often a path of the host. Then the root is the container's own.
         let (root, path) = (Path::new(root), Path::new(path.trim_start_matches('/')));
         path.ancestors().filter_map(|group| left_in_group(&root.join(group), files)).min()
     });

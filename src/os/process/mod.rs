@@ -1,8 +1,8 @@
 //! The process: forks, threads, credentials, limits, and the resources that a thread has used.
 //!
-//! **Forks.** A child has the memory of its parent and one of its threads. [`fork::section`] keeps forks out while a
-//! lock is held, [`atfork::register`] makes forks wait for sections, [`fork::generation`] tells parent and child apart.
-//! Any room may take a section; nothing inside a section may wait for storage, for another section, or for Python.
+//! **Forks.** A child has its parent's memory and one of its threads. [`fork::section`] keeps forks out while a lock is
+//! held, [`atfork::register`] makes forks wait for sections, and [`fork::generation`] distinguishes parent and child.
+//! Any module may take a section. Nothing inside a section may wait for storage, for another section, or for Python.
 
 pub mod atfork;
 pub mod credentials;

@@ -1,4 +1,4 @@
-//! The same call for many files at once.
+//! Makes the same call for many files at once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,12 +8,12 @@ use crate::error::Result;
 
 use super::thread;
 
-/// Files that are worth one more thread where opening costs processor time.
+/// Number of files that justify one more thread where opening costs processor time.
 pub const FILES_PER_THREAD: usize = 4;
 
-/// Calls `call` for each number below `count`, in `threads` threads, and returns the results in order. The
-/// calling thread is one of them. If calls fail, the error is that of the smallest number that fails: threads
-/// take numbers in order, so all smaller ones were tried.
+/// Calls `call` for each number below `count`, in `threads` threads including the caller, and returns the results in
+/// order. If calls fail, it returns the error of the smallest failed number: threads take numbers in order, so all
+/// smaller numbers were tried.
 pub fn in_parallel<T: Send>(
     count: usize,
     threads: usize,
@@ -22,7 +22,7 @@ pub fn in_parallel<T: Send>(
     in_parallel_while(count, threads, || Ok(()), call)
 }
 
-/// As [`in_parallel`], until `check` fails, which the calling thread asks before each of its calls.
+/// Same as [`in_parallel`], but ends when `check` fails. The calling thread calls `check` before each of its calls.
 pub fn in_parallel_while<T: Send>(
     count: usize,
     threads: usize,
@@ -50,7 +50,7 @@ pub fn in_parallel_while<T: Send>(
         done.lock().unwrap_or_else(PoisonError::into_inner).append(&mut own);
     };
     std::thread::scope(|scope| {
-        // If threads cannot be started, the others do all the work.
+        // If threads cannot be started, the remaining threads do all the work.
         for _ in 1..threads.min(count) {
             let _ = thread::start_scoped(Builder::new(), scope, || work(&mut || Ok(())));
         }

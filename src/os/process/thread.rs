@@ -1,10 +1,10 @@
-//! Starts the threads of this library, with signals blocked, and only where the address space has room for them.
+//! Starts this library's threads, with signals blocked, and only if the address space has room for them.
 //!
 //! A program may block a signal, for example SIGUSR1, and wait for it with sigwait(3). The kernel delivers a signal to any
 //! thread that does not block it. In one of our threads the default action would end the process.
 //!
-//! Under RLIMIT_AS, threads must not take the last bytes of the address space. The standard library, and glibc in the new
-//! thread, allocate a few hundred bytes for each thread, and end the process where that fails.
+//! Under RLIMIT_AS, threads must not take the last bytes of the address space. The standard library, and glibc in the
+//! new thread, allocate a few hundred bytes for each thread, and end the process if that fails.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -14,12 +14,12 @@ use std::thread::{Builder, Scope};
 use memmap2::MmapOptions;
 use rustix::process::{Resource, getrlimit};
 
-/// An instruction of the thread itself raises these. If they are blocked, the kernel kills the process.
+/// The thread's own instructions raise these signals. If they are blocked, the kernel kills the process.
 const SYNCHRONOUS: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
 
-/// Address space that must be free for a thread to start: its stack, of 2 MiB at most, and as much for small allocations,
-/// also of threads that start at the same time.
+/// Address space that must be free for a thread to start: its stack, of at most 2 MiB, and as much again for small
+/// allocations, including those of threads that start at the same time.
 const ROOM_BYTES: usize = 4 << 20;
 
 /// Starts a detached thread.
@@ -38,7 +38,7 @@ pub fn start_scoped<'scope>(
     with_signals_blocked(|| thread.spawn_scoped(scope, work)).map(drop)
 }
 
-/// Refuses a thread where a limit on the address space leaves too little.
+/// Returns an error if a limit on the address space leaves too little for a thread.
 fn check_room() -> io::Result<()> {
     match getrlimit(Resource::As).current {
         Some(_) => MmapOptions::new().len(ROOM_BYTES).map_anon().map(drop),
@@ -63,7 +63,7 @@ impl Drop for Restored {
 
 fn all_but_synchronous() -> libc::sigset_t {
     let mut signals = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: the pointer is to a live sigset_t, which the call fills.
+    // SAFETY: the pointer leads to a live sigset_t, which the call fills.
     unsafe { libc::sigfillset(signals.as_mut_ptr()) };
     for signal in SYNCHRONOUS {
         // SAFETY: the set was filled above.
@@ -78,7 +78,7 @@ fn exchange(mask: &libc::sigset_t) -> libc::sigset_t {
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: both sets are live, and SIG_SETMASK is a valid request, so the call cannot fail.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, ptr::from_ref(mask), before.as_mut_ptr()) };
-    // SAFETY: filled by the call; all zeros is a valid set as well.
+    // SAFETY: filled by the call; all zeros is also a valid set.
     unsafe { before.assume_init() }
 }
 

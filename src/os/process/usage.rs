@@ -1,4 +1,4 @@
-//! Requests and waits of the calling thread: getrusage(2).
+//! Requests and waits of the calling thread (getrusage(2)).
 
 use std::mem::MaybeUninit;
 
@@ -7,9 +7,9 @@ use std::mem::MaybeUninit;
 pub struct Usage {
     /// Touched pages that had to come from storage.
     pub major_faults: u64,
-    /// Times that the thread slept: for storage, for a lock, for work.
+    /// Number of times that the thread slept: for storage, a lock or work.
     pub waits: u64,
-    /// Blocks of 512 bytes requested from block devices; 0 where the kernel does not count them.
+    /// Blocks of 512 bytes requested from block devices; 0 if the kernel does not count them.
     pub blocks_read: u64,
 }
 
