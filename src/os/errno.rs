@@ -8,7 +8,7 @@ use crate::error::Error;
 
 pub use rustix::io::Errno as Code;
 
-/// [`Error::system`] of a code.
+/// Returns the [`Error::system`] of an error number.
 pub fn system(
     operation: &'static str,
     path: impl Into<PathBuf>,
@@ -18,7 +18,7 @@ pub fn system(
     Error::system(operation, path, errno.raw_os_error(), advice)
 }
 
-/// Returns name and text of an error number, such as `"ENODEV (No such device)"`.
+/// Returns the name and text of an error number, such as `"ENODEV (No such device)"`.
 pub fn describe(errno: Errno) -> String {
     let number = errno.raw_os_error();
     let text = crate::error::errno_text(number);
@@ -28,7 +28,7 @@ pub fn describe(errno: Errno) -> String {
     }
 }
 
-/// Returns what to do about storage that failed; nothing where the error number does not tell.
+/// Returns advice about failed storage, or an empty string if the error number does not point to storage.
 pub fn storage_advice(errno: Errno) -> &'static str {
     match errno {
         Errno::IO | Errno::TIMEDOUT => {
