@@ -1,4 +1,4 @@
-//! Reads that go past the page cache (`O_DIRECT`), where the file system has them.
+//! Reads that bypass the page cache (`O_DIRECT`), if the file system supports them.
 //!
 //! ```text
 //!   not tried ──> possible ──(EINVAL in a read)──> refused
@@ -18,17 +18,17 @@ use crate::os::memory::Uninit;
 #[derive(Debug)]
 pub struct DirectFile {
     file: Result<OwnedFd, Code>,
-    /// Whether a read was refused.
+    /// Whether a read failed with EINVAL.
     is_refused: AtomicBool,
 }
 
 impl DirectFile {
-    /// Opens the file behind a descriptor once more. On FUSE that drops its cached pages.
+    /// Opens the file behind a descriptor once more. On FUSE this drops its cached pages.
     pub fn open(file: BorrowedFd<'_>) -> Self {
         Self { file: open_direct(file), is_refused: AtomicBool::new(false) }
     }
 
-    /// Returns which call refused direct reads; `None` if none has.
+    /// Returns a text about the call that refused direct reads, or `None`.
     pub fn refusal(&self, path: &Path) -> Option<String> {
         let path = path.display();
         match self.file {
@@ -40,9 +40,9 @@ impl DirectFile {
         }
     }
 
-    /// Reads from `offset` on. Returns how many bytes came: fewer than `out` has at the end of the file and where a read
-    /// fails, and none where direct reads are refused, or where the place, the length or the address is no multiple of
-    /// [`ALIGN_BYTES`].
+    /// Reads from `offset` on, and returns the number of bytes read. It is less than the length of `out` at the end of
+    /// the file and after a failed read. It is 0 if direct reads are refused, or if the offset, the length or the
+    /// address is no multiple of [`ALIGN_BYTES`].
     pub fn read(&self, offset: u64, mut out: Uninit<'_>) -> usize {
         let is_aligned = |number: usize| number.is_multiple_of(ALIGN_BYTES);
         let is_possible = offset.is_multiple_of(ALIGN_BYTES as u64)
@@ -54,7 +54,7 @@ impl DirectFile {
         match pread::read_at(file.as_fd(), offset, out) {
             Ok(_) => len,
             Err((good, short)) => {
-                // After some bytes the next read begins at another place, which may not be aligned.
+                // After some bytes, the next read begins at another offset, which may be unaligned.
                 if good == 0 && short == Short::Errno(Code::INVAL) {
                     self.is_refused.store(true, Ordering::Relaxed);
                 }
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn aligned_reads_go_as_far_as_the_file_and_others_nowhere() {
         let bytes: Vec<u8> = (0..10_000_u32).map(|number| (number % 251) as u8).collect();
-        // The build folder is on a disk. The one for temporary files may be a tmpfs, which has no direct reads.
+        // The build folder is on a disk. The folder for temporary files may be a tmpfs, which has no direct reads.
         let build = std::env::current_exe().expect("this program");
         let mut file = tempfile::NamedTempFile::new_in(build.parent().expect("a folder")).expect("a file");
         file.write_all(&bytes).expect("written");

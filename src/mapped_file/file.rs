@@ -23,7 +23,7 @@ use super::page_cache;
 #[derive(Debug)]
 pub struct MappedFile {
     path: GivenPath,
-    /// The place for opening the file again.
+    /// The place from which to open the file again.
     pub origin: Origin,
     /// Whether the path led to the file when it was opened.
     is_named: bool,
@@ -45,7 +45,7 @@ impl MappedFile {
         Self::open_again(&Origin::of(path), requested)
     }
 
-    /// Opens a file of a folder. Refuses a name or a link that leads out of the folder, with EXDEV.
+    /// Opens a file of a folder. Fails with EXDEV if a name or a link leads out of the folder.
     pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
         Self::open_again(&Origin::Beneath(folder.clone(), name.into()), requested)
     }
@@ -59,7 +59,7 @@ impl MappedFile {
         Self::of_regular(opened, origin.clone(), requested, Offering::default())
     }
 
-    /// Takes the file that another process has open and offers, else opens it.
+    /// Takes the file that another process has open and offers, or opens it.
     pub fn take_or_open(origin: &Origin, requested: RequestedMode) -> Result<Self> {
         match offer::take(origin) {
             Some(taken) => Self::of_taken(taken, origin, requested),
@@ -67,7 +67,7 @@ impl MappedFile {
         }
     }
 
-    /// Likewise, for a file that will be read ahead at once: it is offered from now on.
+    /// Same as [`Self::take_or_open`], for a file that is read ahead at once. An opened file is offered from now on.
     pub fn take_or_offer(origin: &Origin, requested: RequestedMode) -> Result<Self> {
         let asked = match offer::take_or_claim(origin) {
             Asked::Taken(taken) => return Self::of_taken(taken, origin, requested),
@@ -76,7 +76,7 @@ impl MappedFile {
         let file = Self::open_again(origin, requested)?;
         let opened = file.opened()?;
         if opened.may_read_from_cache() {
-            // Best effort: without a second description the kernel is asked through the first.
+            // Best effort: without a second description, requests to the kernel use the first.
             let adviser = opened.open_adviser(asked).ok();
             fork::with_lock(&opened.offering.adviser, |kept| *kept = adviser);
         }
@@ -88,7 +88,7 @@ impl MappedFile {
         Self::of_regular((file, identity), origin.clone(), requested, Offering::of_taken())
     }
 
-    /// Makes a file from a copy of a descriptor that is open for reading; the caller keeps its own. `path` serves
+    /// Creates a file from a copy of a descriptor that is open for reading; the caller keeps its own. `path` is for
     /// messages and [`Self::check`].
     pub fn from_descriptor(descriptor: RawFd, path: &Path, requested: RequestedMode) -> Result<Self> {
         let copy = open::duplicate(descriptor).map_err(|errno| {
@@ -125,7 +125,7 @@ impl MappedFile {
         &self.path.given
     }
 
-    /// The absolute form of [`Self::path`], for looking it up again after a change of directory.
+    /// The absolute form of [`Self::path`], which stays valid after a change of directory.
     pub fn absolute(&self) -> &Path {
         &self.path.absolute
     }
@@ -147,8 +147,8 @@ impl MappedFile {
         self.opened_in(&fork::section())
     }
 
-    /// Returns the open file after putting the SIGBUS handler back in front. Every call on a file begins with
-    /// this. Reads and views put the handler back themselves.
+    /// Returns the open file after putting the SIGBUS handler back in front. Every call on a file begins with this one.
+    /// Reads and views put the handler back themselves.
     pub fn guarded(&self) -> Result<Arc<Opened>> {
         fault::reinstall();
         self.opened()
@@ -160,7 +160,7 @@ impl MappedFile {
         current.opened.clone().ok_or_else(|| Error::Closed { path: self.path().into() })
     }
 
-    /// Calls `look` in a section: a child of a fork must not inherit the lock from a thread that it does not have.
+    /// Calls `look` in a section: a forked child must not inherit a lock that a thread of the parent holds.
     fn with_current<T>(&self, look: impl FnOnce(&Current) -> T) -> T {
         let _section = fork::section();
         look(&self.current.read().unwrap_or_else(PoisonError::into_inner))
@@ -196,13 +196,13 @@ impl MappedFile {
         opened.check_damage()
     }
 
-    /// Returns whether [`Self::is_untouched`] can tell.
+    /// Returns whether [`Self::is_untouched`] can find out.
     pub fn tells_states_apart(&self) -> bool {
         tells_states_apart(&self.facts().identity)
     }
 
-    /// Returns whether nothing at all was done to the file since it was opened, as its server knows it. Also false where
-    /// only links or permissions changed, and where the times of the file do not tell.
+    /// Returns whether nothing at all was done to the file since it was opened, as its server knows it. Also false if
+    /// only links or permissions changed, or if the file's times are too coarse to find out.
     pub fn is_untouched(&self) -> bool {
         let untouched = || {
             let opened = self.opened()?;
@@ -211,8 +211,8 @@ impl MappedFile {
         self.tells_states_apart() && self.check().is_ok() && untouched().unwrap_or(false)
     }
 
-    /// Maps the new length of a file that grew, and returns the new size. Existing views keep the old mapping.
-    /// Refuses a file that changed otherwise. An unchanged file whose storage failed is mapped again.
+    /// Maps the new length of a file that grew, and returns the new size. Existing views keep the old mapping. Returns
+    /// an error if the file changed otherwise. Maps an unchanged file again if its storage had failed.
     pub fn refresh(&self) -> Result<u64> {
         let before = self.guarded()?;
         let (known, now) = (before.facts.identity, before.identity_of_server()?);
@@ -236,7 +236,8 @@ impl MappedFile {
         Ok(current.facts.identity.size)
     }
 
-    /// Closes this file, and returns a new one with the same descriptor and read-only mapping. `None` if it is closed already.
+    /// Closes this file, and returns a new one with the same descriptor and read-only mapping. `None` if this file is
+    /// closed.
     pub fn hand_over(&self) -> Option<Self> {
         let (opened, facts) = {
             let _section = fork::section();

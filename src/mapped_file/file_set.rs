@@ -1,9 +1,8 @@
-//! The files of a corpus or checkpoint, with a bound on how many are open.
+//! The files of a corpus or checkpoint, with a limit on the number of open files.
 //!
-//! Each file is opened once at the start, when its header is read. Files stay open up to the bound, because on
-//! FUSE each further `open` drops the file's page cache. Any other file is opened again when it is used, and
-//! replaces the least recently used one, approximately (CLOCK algorithm). A reopened file must still be the same
-//! file.
+//! Each file is opened once at the start, when its header is read. Files stay open up to the limit, because on FUSE
+//! each further `open` drops the file's page cache. Any other file is opened again when it is used. It then replaces
+//! the least recently used file, approximately (CLOCK algorithm). A reopened file must still be the same file.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -23,9 +22,9 @@ use super::opened::{Facts, Opened};
 use super::origin::Origin;
 use super::page_cache;
 
-/// Upper bound of open files of a set.
+/// Maximum number of open files of a set.
 const MAX_KEPT: usize = 1024;
-/// Open files that each set may have, however many sets there are.
+/// Number of open files that each set may have, regardless of the number of sets.
 const MIN_KEPT: usize = 16;
 /// Open files that the sets of this process have reserved.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
@@ -41,7 +40,7 @@ pub struct FileSet {
     advice: Mutex<Option<Advice>>,
 }
 
-/// A file after its first opening, still open or not.
+/// A file after its first opening. It may be closed now.
 #[derive(Debug)]
 pub struct Kept {
     absolute: PathBuf,
@@ -52,7 +51,7 @@ pub struct Kept {
     used: AtomicBool,
 }
 
-/// A reservation of open files, given back when it is dropped.
+/// A reservation of open files, released when dropped.
 #[derive(Debug)]
 pub struct DescriptorBudget {
     bound: usize,
@@ -70,7 +69,7 @@ impl DescriptorBudget {
         Self { bound, reserved, taken: AtomicUsize::new(0) }
     }
 
-    /// Takes a place for a file at its first opening. Returns whether one was left.
+    /// Takes a place for a file at its first opening. Returns whether a place was left.
     fn take(&self) -> bool {
         self.taken.fetch_add(1, Ordering::Relaxed) < self.bound
     }
@@ -90,7 +89,7 @@ impl FileSet {
         Self { members, mode, kept, budget, closed: AtomicBool::new(false), advice }
     }
 
-    /// Returns the place of the first of these files with the weakest mode in use, and how many of them have it.
+    /// Returns the position of the first of these files with the weakest mode, and the number of files with that mode.
     pub fn weakest(&self, files: impl Iterator<Item = usize> + Clone) -> Option<(usize, usize)> {
         let modes = files.map(|file| self.members[file].facts.mode);
         let weakest = modes.clone().min()?;
@@ -103,12 +102,12 @@ impl FileSet {
         &self.members[index].facts
     }
 
-    /// Returns the absolute path that a file had at the first opening.
+    /// Returns the file's absolute path at the first opening.
     pub fn absolute(&self, index: usize) -> &Path {
         &self.members[index].absolute
     }
 
-    /// Returns the file, opened again if necessary. For an open file this takes two uncontended read locks.
+    /// Returns the file, and opens it again if necessary. For an open file this takes two uncontended read locks.
     pub fn get(&self, index: usize) -> Result<Arc<MappedFile>> {
         match self.get_open(index) {
             Some(file) => Ok(file),
@@ -120,7 +119,7 @@ impl FileSet {
     pub fn opened(&self, index: usize) -> Result<Arc<Opened>> {
         let member = &self.members[index];
         {
-            // One section for both locks.
+            // Both locks share one section.
             let section = fork::section();
             let slot = member.slot.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(file) = slot.as_ref() {
@@ -148,8 +147,8 @@ impl FileSet {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed { path: member.absolute.clone() });
         }
-        // Without a lock, because storage may be slow. If two threads open the file, the one entered first is
-        // used.
+        // Hold no lock here, because storage may be slow. If two threads open the file, the first one to register it
+        // wins.
         let file = Arc::new(member.open(self.mode)?);
         if let Some(advice) = fork::with_lock(&self.advice, |advice| *advice) {
             advise_whole(&file, advice)?;
@@ -172,7 +171,7 @@ impl FileSet {
         Ok(file)
     }
 
-    /// Enters a file that was just opened, and returns the files over the limit, for closing.
+    /// Registers a file that was just opened, and returns the files over the limit, for closing.
     fn make_room(&self, newest: usize) -> Vec<Arc<MappedFile>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut victims = Vec::new();
@@ -229,7 +228,7 @@ impl FileSet {
                 let _section = fork::section();
                 member.slot.write().unwrap_or_else(PoisonError::into_inner).take()
             };
-            // Another thread may hold the file for a moment; from now on the file refuses its calls.
+            // Another thread may hold the file for a moment, but the file refuses its calls from now on.
             if let Some(file) = file {
                 file.close();
             }

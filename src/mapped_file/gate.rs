@@ -1,21 +1,21 @@
-//! [`ReadGate`]: storage whose reads a test answers by hand.
+//! [`ReadGate`]: a gate by which a test answers reads of storage by hand.
 //!
 //! ```text
-//!   a read arrives ──> held ──(release)──> it is made
-//!                       └────(fail)──────> it ends with this error, and brings no byte
-//!   after `open`: made at once
+//!   a read arrives ──> held ──(release)──> the read proceeds
+//!                       └────(fail)──────> the read ends with this error, and returns no byte
+//!   after `open`: the read proceeds at once
 //! ```
 //!
-//! If an [`Opened`](super::Opened) has a gate, each positioned read waits there, in the thread that makes it. Direct reads
-//! pass. The offset identifies a read. Tests wait for events, never for a time: `wait_for(3)` returns when three reads are
-//! held. [`OpenAtEnd`] opens the gate also after a failed assertion, so that no thread stays behind.
+//! If an [`Opened`](super::Opened) has a gate, each positioned read waits there, in its own thread. Direct reads pass.
+//! The offset identifies a read. Tests wait for events, never for a fixed time: for example, `wait_for(3)` returns when
+//! three reads are held. [`OpenAtEnd`] opens the gate also after a failed assertion, so that no thread stays behind.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::os::errno::Code;
 
-/// Only against a hang.
+/// Protects only against a hang.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A gate that holds the reads of a file.
@@ -36,7 +36,7 @@ pub struct HeldRead {
 struct GateState {
     is_open: bool,
     held: Vec<HeldRead>,
-    /// Reads that may go on, with their outcome.
+    /// Reads that may proceed, with their outcome.
     answered: Vec<(HeldRead, Result<(), Code>)>,
     /// All reads so far, in order of arrival.
     seen: Vec<HeldRead>,

@@ -1,4 +1,4 @@
-//! [`GivenPath`]: a path that stays true after a change of directory.
+//! [`GivenPath`]: a path that stays valid after a change of directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use super::identity::is_same_file;
 
 /// A path as the caller gave it, and the absolute path that it meant at that time.
 ///
-/// Messages show the given one. Files are opened and looked at by the absolute one: a program may change its directory
-/// before a thread of ours, or a later call, comes to the path.
+/// Messages show the given path. Files are opened and checked by the absolute path, because a program may change its
+/// directory before one of our threads, or a later call, uses the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenPath {
     pub given: Arc<Path>,
-    /// Relative if no absolute path leads there.
+    /// Relative if no absolute path leads to the file.
     pub absolute: Arc<Path>,
 }
 
@@ -32,8 +32,8 @@ impl GivenPath {
     }
 }
 
-/// Returns the absolute form of a path, or `None` if it does not lead to the same file: the current directory was deleted, or
-/// this process may not search a directory above it.
+/// Returns the absolute form of a path, or `None` if it does not lead to the same file: the current directory was
+/// deleted, or this process may not search a directory above it.
 fn absolute_of(path: &Path) -> Option<PathBuf> {
     if path.is_absolute() || path.as_os_str().is_empty() {
         return std::path::absolute(path).ok();

@@ -17,7 +17,7 @@ pub fn lock(opened: &Opened) -> Result<()> {
     Ok(())
 }
 
-/// munlock(2): lets the kernel drop the file's pages again.
+/// Calls munlock(2), so that the kernel may drop the file's pages again.
 pub fn unlock(opened: &Opened) -> Result<()> {
     let region = mapped(opened, "unlock")?;
     fork::with_lock(&opened.hints, |hints| hints.locked = false);
@@ -26,7 +26,7 @@ pub fn unlock(opened: &Opened) -> Result<()> {
     })
 }
 
-/// Returns the mapping; `None` for an empty file, an error in `read` mode.
+/// Returns the mapping, `None` for an empty file, or an error in `read` mode.
 fn mapped<'a>(opened: &'a Opened, verb: &str) -> Result<Option<&'a Region>> {
     match &opened.region {
         None if opened.facts.mode == Mode::Read => {

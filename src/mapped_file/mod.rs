@@ -1,43 +1,45 @@
 //! [`MappedFile`]: the one way to open a file.
 //!
-//! **What it promises.** A file that can be read can be opened: `mode.rs` walks from a shared mapping over a private
-//! one to positioned reads. It is opened once, or with `PAGESTREAM_SHARE=on` taken from a process that has it open (`offer.rs`):
-//! on FUSE each further `open` drops the file's page cache. Its descriptor stays open as long as the object; direct reads need a second one. It is
-//! mapped once per protection. A file that is cut, rewritten or fails is an error that says so, in every way that copies;
-//! a view of it shows that as damage, or to `check`. No call kills the process. A [`View`] keeps its mapping
-//! alive by itself: closing or refreshing the file does not disturb it.
+//! **Guarantees.** Any readable file can be opened: `mode.rs` falls back from a shared mapping to a private one, and
+//! then to positioned reads. The file is opened once or, with `PAGESTREAM_SHARE=on`, taken from a process that has it
+//! open (`offer.rs`), because on FUSE each further `open` drops the file's page cache. Its descriptor stays open as
+//! long as the object; direct reads need a second one. The file is mapped once per protection. If a file is truncated
+//! or rewritten, or its storage fails, every call that copies returns an error that says so; a view reports it as
+//! damage, or in `check`. No call kills the process. A [`View`] keeps its mapping alive by itself: closing or
+//! refreshing the file does not disturb it.
 //!
 //! **Five ways to read.**
 //!
-//! | call on [`Opened`] | where the bytes come from | when they are known to be the file's | cost beside the copy | for |
+//! | call on [`Opened`] | source of the bytes | known to be the file's bytes | cost besides the copy | for |
 //! |---|---|---|---|---|
-//! | `read`, `read_into` | the mapping, else pread | when it returns, as far as `verify` tells | one fstat | one range |
+//! | `read`, `read_into` | the mapping, else pread | on return, as far as `verify` can tell | one fstat | one range |
 //! | `reader` | the mapping, else pread | after `finish`, likewise | one fstat for all ranges | many ranges, by one thread |
-//! | `exact_reader` | pread, without read-ahead | after `finish`, likewise | two fadvise, one fstat for all ranges | few bytes here and there, by any threads |
-//! | `read_directly` | pread past the page cache, by a second descriptor | after `verify` | none | many bytes that nobody else needs |
+//! | `exact_reader` | pread, without read-ahead | after `finish`, likewise | two fadvise, one fstat for all ranges | a few scattered bytes, by any threads |
+//! | `read_directly` | pread that bypasses the page cache, by a second descriptor | after `verify` | none | many bytes without another reader |
 //! | `view`, `copy_on_write_view` | the mapping itself, not copied; nothing in `read` mode | never: `check` | none | arrays |
 //!
-//! `copy_into` is the step of a [`FileReader`] alone, for a caller that keeps many files at hand: it checks nothing,
-//! and the caller calls `verify` afterwards. Copies out of a mapping go by a routine that survives bus errors, if
-//! [`can_copy_from_mappings`] in that thread; where it stops, pread gets the bytes after all or tells the true cause.
+//! `copy_into` is the copying step of a [`FileReader`], for a caller that keeps many files at hand. It checks nothing,
+//! and the caller calls `verify` afterwards. Copies out of a mapping use a routine that survives bus errors, if
+//! [`can_copy_from_mappings`] in that thread. Where the routine stops, pread either gets the bytes or finds the true
+//! cause.
 //!
 //! **Three checks.**
 //!
 //! | call | asks | notices |
 //! |---|---|---|
-//! | `Opened::verify` | the kernel; for a mapped file also the server, but not on mounts that keep no times of access; after zeros at the end of a page the server | that the file was cut or written to, perhaps some seconds later |
-//! | `Opened::verify_with_server` | the server in any case, once | the same, at once |
-//! | `MappedFile::check` | the server about the descriptor, the kernel about the path | that it was cut, grew, was written to, deleted or replaced, and damage to its mappings |
+//! | `Opened::verify` | the kernel; for a mapped file also the server, but not on mounts without access times; the server after zeros at the end of a page | a truncation or a write, perhaps some seconds later |
+//! | `Opened::verify_with_server` | the server, always once | the same, at once |
+//! | `MappedFile::check` | the server about the descriptor, the kernel about the path | truncation, growth, a write, deletion, replacement, and damage to its mappings |
 //!
-//! Copies of tensors are handed out after `verify_with_server`: a tensor is read in chunks, and the file may change between
-//! two chunks.
+//! Copies of tensors are handed out after `verify_with_server`: a tensor is read in chunks, and the file may change
+//! between two chunks.
 //!
-//! Damage, a page that could not be read when an array was used ([`crate::os::fault::views`]), is also looked for
-//! each time that memory is handed out. A rewrite that keeps size
-//! and time of change passes all checks.
+//! Damage means that a page was unreadable when an array was used ([`crate::os::fault::views`]). Each call that hands
+//! out memory also checks for it. A rewrite that keeps the size and the modification time passes all checks.
 //!
-//! **The files**, lowest first: `identity`, `direct` · `given_path` · `mode` · `origin`, `offer`, `view_counts` · `opened` · `hints` · `short_read` · `read`, `locking` · `tensor_view` ·
-//! `page_cache` · `file` · `file_set`. Beside them `state_cache` keeps results by the state of their file. Tests hold reads at a `gate`.
+//! **The files**, lowest first: `identity`, `direct` · `given_path` · `mode` · `origin`, `offer`, `view_counts` ·
+//! `opened` · `hints` · `short_read` · `read`, `locking` · `tensor_view` · `page_cache` · `file` · `file_set`. In
+//! addition, `state_cache` keeps results by the state of their file, and tests hold reads at a `gate`.
 
 mod direct;
 mod file;

@@ -1,5 +1,5 @@
-//! The mode of a file: a shared mapping, else a private read-only one, else positioned reads. The error number alone
-//! decides to step down, never the file system's name.
+//! The mode of a file: a shared mapping, else a private read-only mapping, else positioned reads. Only the error number
+//! decides whether to fall back, never the file system's name.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -19,7 +19,7 @@ words! {
     /// How the caller wants a file to be opened.
     #[derive(Default)]
     pub enum RequestedMode as "mode" {
-        /// The first of the others that works.
+        /// The first of the other modes that works.
         #[default]
         Auto = "auto",
         Shared = "shared",
@@ -29,12 +29,12 @@ words! {
 }
 
 words! {
-    /// How a file is open; the strongest mode is the last.
+    /// How a file is open. The strongest mode is last.
     #[derive(PartialOrd, Ord)]
     pub enum Mode as "mode" {
         /// Not mapped: positioned reads.
         Read = "read",
-        /// `MAP_PRIVATE`, read-only: the page cache as well, where a file system refuses `MAP_SHARED`.
+        /// `MAP_PRIVATE`, read-only: also the page cache, for file systems that reject `MAP_SHARED`.
         Private = "private",
         /// `MAP_SHARED`, read-only: the page cache itself.
         Shared = "shared",
@@ -45,13 +45,13 @@ words! {
 #[derive(Debug)]
 pub(super) struct OpenedAs {
     pub mode: Mode,
-    /// Why the first choice does not work; `None` if it does.
+    /// Why the first choice does not work, or `None` if it works.
     pub reason: Option<String>,
     /// `None` in `Read` mode and for an empty file.
     pub region: Option<Region>,
 }
 
-/// Finds a mode that works: the one requested, or with `Auto` the first.
+/// Finds a mode that works: the requested mode, or with `Auto` the first one.
 pub(super) fn find(
     file: BorrowedFd<'_>,
     path: &Path,
@@ -75,7 +75,7 @@ pub(super) fn find(
             break;
         }
     }
-    // A file of /sys can be mapped in no mode, and read in none.
+    // A file of /sys cannot be mapped in any mode, and cannot be read.
     verify_last_byte(file, path, size)?;
     match (requested, refusals.first()) {
         (RequestedMode::Shared | RequestedMode::Private, Some(&(mode, errno))) => {
@@ -85,7 +85,7 @@ pub(super) fn find(
     }
 }
 
-/// Maps the file. An empty one needs no mapping.
+/// Maps the file. An empty file needs no mapping.
 fn map(file: BorrowedFd<'_>, path: &Path, size: u64, mode: Mode) -> Result<Option<Region>, Code> {
     if size == 0 {
         return Ok(None);
@@ -95,7 +95,7 @@ fn map(file: BorrowedFd<'_>, path: &Path, size: u64, mode: Mode) -> Result<Optio
     open::retry(|| Region::map(file, path, len, mapping)).map(Some)
 }
 
-/// Returns why modes do not work; `None` if none was refused.
+/// Returns why modes do not work, or `None` if none was refused.
 fn reason(size: u64, refusals: &[(Mode, Code)]) -> Option<String> {
     let why = |&(mode, errno): &(Mode, Code)| {
         let flag = if mode == Mode::Shared { "MAP_SHARED" } else { "MAP_PRIVATE" };
@@ -106,7 +106,7 @@ fn reason(size: u64, refusals: &[(Mode, Code)]) -> Option<String> {
     (!reasons.is_empty()).then(|| reasons.join("; "))
 }
 
-/// The error of a requested mode that does not work.
+/// Returns the error for a requested mode that does not work.
 fn refused(path: &Path, size: u64, mode: Mode, errno: Code) -> Error {
     let operation =
         if mode == Mode::Shared { "cannot map the file shared" } else { "cannot map the file private" };
@@ -123,7 +123,7 @@ fn refused(path: &Path, size: u64, mode: Mode, errno: Code) -> Error {
     system(operation, path, errno, advice)
 }
 
-/// Refuses a file whose last byte cannot be read: files of /sys report a size and have no such bytes.
+/// Returns an error if the last byte is unreadable: files of /sys report a size that they do not have.
 fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> {
     let Some(last) = size.checked_sub(1) else { return Ok(()) };
     let mut byte = [0];
@@ -139,7 +139,7 @@ fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> 
     }
 }
 
-/// Opens `path` for reading; refuses what is not a regular file, or reports a wrong size.
+/// Opens `path` for reading. Rejects anything but a regular file, and a file that reports a wrong size.
 pub(super) fn open_regular(path: &GivenPath) -> Result<(OwnedFd, Identity)> {
     let GivenPath { given, absolute } = path;
     let file = open::open(absolute)
@@ -147,8 +147,8 @@ pub(super) fn open_regular(path: &GivenPath) -> Result<(OwnedFd, Identity)> {
     regular(file, given)
 }
 
-/// Refuses an open file that is not a regular one, or that reports a wrong size. Its identity is what the server says,
-/// and not what the kernel may have remembered from before a rewrite.
+/// Rejects an open file that is not regular or that reports a wrong size. Its identity comes from the server, because
+/// the kernel may remember the state before a rewrite.
 pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)> {
     let identity = open::identity_now(file.as_fd())
         .map_err(|errno| system("cannot stat", path, errno, open_advice(path, errno)))?;
@@ -173,7 +173,7 @@ pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)>
     Ok((file, identity))
 }
 
-/// The error of a file that opens and cannot be read.
+/// Returns the error for a file that opens but cannot be read.
 fn unreadable(path: &Path, errno: Code) -> Error {
     let advice = match errno {
         Code::INVAL | Code::IO | Code::PERM | Code::ACCESS if is_virtual(path) => {
@@ -197,7 +197,7 @@ pub(super) fn not_regular(kind: Kind) -> String {
 pub(super) fn open_advice(path: &Path, errno: Code) -> String {
     match errno {
         Code::MFILE | Code::NFILE => limits::explain_nofile(),
-        // A socket, the terminal of another session, a device without a driver.
+        // For example a socket, the terminal of another session, or a device without a driver.
         Code::NXIO | Code::NODEV => match open::identity_at(path).map(|found| found.kind) {
             Err(_) | Ok(Kind::RegularFile | Kind::Directory) => String::new(),
             Ok(other) => not_regular(other),

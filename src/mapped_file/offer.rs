@@ -1,25 +1,28 @@
 //! [`Offer`]: an open file for other processes of the same user, which take it instead of opening the file again.
 //!
-//! Off until the program calls [`share`]: a process that offers files opens sockets and hands out descriptors.
+//! Sharing is off until the program calls [`share`], because a process that offers files opens sockets and hands out
+//! descriptors.
 //!
-//! On FUSE each `open` drops the file's pages from the page cache, unless the daemon says otherwise: pages read ahead by
-//! another process, and mapped pages in use. So a process that reads ahead offers its open file description (open(2)), and a
-//! process that is about to open the same file asks for it.
+//! On FUSE, each `open` drops the file's pages from the page cache, unless the daemon disables this. The dropped pages
+//! include pages read ahead by another process and mapped pages in use. A process that reads ahead therefore offers its
+//! open file description (open(2)), and a process that is about to open the same file asks for it.
 //!
 //! ```text
 //!   claim ──(open the file)──> Offer: a thread answers ──(the last owner closes the file)──> kept ──(20 s)──> the name is free
 //!     └──(that failed)─────────────────────────────────────────────────────────────────────────────────────────────▲
 //! ```
 //!
-//! A closed file is kept for processes that started later. Without that they would read everything again, and never catch up.
+//! A closed file is kept for processes that started later. Otherwise they would read everything again, and never catch
+//! up.
 //!
-//! [`take`] asks for the file at a path, by device and inode. [`take_or_claim`] does the same, or else claims the right to
-//! offer the file, so that no other process opens it in between. A taken file must be the file at the path, unchanged since it
-//! was opened. If file times are whole seconds, two states can look alike, and the file is not taken.
+//! [`take`] asks for the file at a path, by device and inode. [`take_or_claim`] does the same. If no process offers the
+//! file, it claims the right to offer it, so that no other process opens it in between. A taken file must be the file
+//! at the path, unchanged since it was opened. If file times are whole seconds, two states can look alike, and the file
+//! is not taken.
 //!
-//! The name is an abstract socket address, which follows from the user, the mount namespace and the file. Another user can
-//! bind it first. Then each process opens the file itself, as it does while a forked child holds the inherited socket. Both ends
-//! check each other's rights (`os::file::pass`).
+//! The name is an abstract socket address, derived from the user, the mount namespace and the file. Another user can
+//! bind it first. Then each process opens the file itself. It also does so while a forked child holds the inherited
+//! socket. Both ends check each other's rights (`os::file::pass`).
 //!
 //! Files on local disks are not offered.
 
@@ -39,29 +42,29 @@ use super::identity::{is_same_file, tells_states_apart};
 use super::origin::Origin;
 
 const STACK_BYTES: usize = 128 << 10;
-/// Limit of offered files per process. Each takes some descriptors and a thread.
+/// Limit of offered files per process. Each takes a few descriptors and a thread.
 const MAX_OFFERS: u32 = 64;
 static OFFERS: AtomicU32 = AtomicU32::new(0);
 /// Limit of offered files that are kept after the last owner has closed them.
 const MAX_KEPT: u32 = 32;
 static KEPT: AtomicU32 = AtomicU32::new(0);
-/// How long a closed file is kept. Processes of one job start to load within seconds.
+/// Time for which a closed file is kept. Processes of one job start to load within seconds.
 const KEPT_FOR: Duration = Duration::from_secs(20);
 /// Whether files are offered and taken.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 /// The last folder looked at, and whether it is on a local disk.
 static LAST_FOLDER: Mutex<Option<(PathBuf, bool)>> = Mutex::new(None);
-/// Of [`FileStamp`].
+/// Version of [`FileStamp`].
 const VERSION: u64 = 1;
 
 /// The state of a file, as sent.
 type FileStamp = [[u8; 8]; 8];
 
-/// Number of tries for a name that was taken a moment ago, and the pause between them.
+/// Number of tries for a name that was just taken, and the pause between them.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Has this process offer files to other processes of the user and take theirs, or not.
+/// Sets whether this process offers files to other processes of the user and takes theirs.
 pub fn share(is_on: bool) {
     IS_ON.store(is_on, Ordering::Relaxed);
 }
@@ -90,7 +93,7 @@ struct OfferedFiles {
     kept: Option<One>,
 }
 
-/// An open file description shared with another owner.
+/// An open file description that another owner shares.
 #[derive(Debug)]
 pub(super) struct TakenFile {
     pub file: OwnedFd,
@@ -103,9 +106,9 @@ pub(super) struct TakenFile {
 #[derive(Debug)]
 pub(super) enum Asked {
     Taken(TakenFile),
-    /// No process offers it.
+    /// No process offers the file.
     Claimed(OfferRight),
-    /// It can neither be taken nor offered.
+    /// The file can neither be taken nor offered.
     Neither,
 }
 
@@ -170,7 +173,7 @@ impl Offer {
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        // A forked child leaves its parent's offer alone. It does not have the thread, which may have locked the files.
+        // A forked child leaves its parent's offer alone. It lacks the thread, which may have locked the files.
         if self.process != fork::generation() {
             self.files.try_lock().map(|mut offered| std::mem::take(&mut *offered)).ok();
             return;
@@ -180,14 +183,14 @@ impl Drop for Offer {
         if offered.kept.is_some() {
             self.outlet.close_at(Instant::now() + KEPT_FOR);
         } else {
-            // The owner has closed the file: that holds once this returns, whatever the thread does.
+            // The owner's file must be closed when this returns, even if the thread still runs.
             offered.files.clear();
             self.outlet.close();
         }
     }
 }
 
-/// One of a bounded number.
+/// One of a limited number of items.
 #[derive(Debug)]
 struct One(&'static AtomicU32);
 
@@ -226,8 +229,8 @@ pub(super) fn take_or_claim(origin: &Origin) -> Asked {
         }
         match Outlet::open(&name_of(&named)) {
             Ok(outlet) => return Asked::Claimed(OfferRight(outlet)),
-            // Another process was faster. Or the name was given back, but its thread has not ended, or a forked child still
-            // holds the socket.
+            // Another process was faster, or the previous owner's thread has not ended, or a forked child still holds
+            // the socket.
             Err(Code::ADDRINUSE) => std::thread::sleep(PAUSE),
             Err(_) => return Asked::Neither,
         }
@@ -240,7 +243,8 @@ pub(super) fn claim(origin: &Origin) -> Option<OfferRight> {
     Outlet::open(&name_of(&offered_as(origin)?)).ok().map(OfferRight)
 }
 
-/// Asks for a file. Returns `None` if the path leads to another file now, or if the answer is not the file, open for reading.
+/// Asks for a file. Returns `None` if the path now leads to another file, or if the answer is not this file, open for
+/// reading.
 fn ask(origin: &Origin, named: &Identity) -> Result<Option<TakenFile>, Code> {
     let mut state = FileStamp::default();
     let files = pass::ask(&name_of(named), state.as_flattened_mut())?;
@@ -259,8 +263,8 @@ fn ask(origin: &Origin, named: &Identity) -> Result<Option<TakenFile>, Code> {
     Ok((is_named && is_untouched && is_allowed()).then_some(TakenFile { file, identity, adviser }))
 }
 
-/// Returns whether the folder of a file is on a local disk. The answer may be out of date after a mount. Then files are not
-/// asked for, or in vain.
+/// Returns whether the folder of a file is on a local disk. The answer may be out of date after a mount. Then this
+/// process either does not ask for files, or asks in vain.
 fn is_local(origin: &Origin) -> bool {
     let path = &origin.path().absolute;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -274,15 +278,16 @@ fn is_local(origin: &Origin) -> bool {
     })
 }
 
-/// Returns the identity of the file at a path, the same for all paths to the file. `None` if files there are not offered.
+/// Returns the identity of the file at a path, which is the same for all paths to it. `None` if its file system is not
+/// shared.
 fn offered_as(origin: &Origin) -> Option<Identity> {
     if !is_sharing() || is_local(origin) { None } else { origin.identity() }
 }
 
-/// The name at which this user's processes with the same mounts offer a file.
+/// Returns the name at which this user's processes with the same mounts offer a file.
 fn name_of(named: &Identity) -> Vec<u8> {
     let mounts = pass::mount_namespace().unwrap_or_default();
-    // Test processes that run side by side do not see each other.
+    // Test processes that run side by side must not see each other.
     let tests = if cfg!(test) { std::process::id() } else { 0 };
     let (user, device, inode) = (pass::this_user(), named.device, named.inode);
     format!("pagestream/{user}/{mounts}/{device}/{inode}/{tests}").into_bytes()
@@ -363,7 +368,7 @@ mod tests {
         let modified = std::fs::metadata(&path).and_then(|found| found.modified()).expect("times");
         let (written, before) =
             (std::fs::File::options().write(true).open(&path).expect("opened"), changed_at(&path));
-        // Until the clock has moved: its steps are some milliseconds long.
+        // Repeat until the clock has moved: its steps are some milliseconds long.
         while changed_at(&path) == before {
             std::fs::write(&path, b"other").expect("written");
             written.set_modified(modified).expect("set back");

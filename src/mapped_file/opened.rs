@@ -1,4 +1,4 @@
-//! An open file, as it was at one opening or refresh: its facts, its mappings, and whether it is still the same.
+//! An open file, as it was when it was opened or refreshed: its facts, its mappings, and checks for changes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn ms_since_start() -> u64 {
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub mode: Mode,
-    /// Why the first choice does not work; `None` if it does.
+    /// Why the first choice of mode does not work, or `None` if it works.
     pub reason: Option<String>,
     pub identity: Identity,
 }
@@ -46,15 +46,15 @@ pub struct Facts {
 pub(super) struct Hints {
     /// Advice for the whole file.
     pub advice: Option<Advice>,
-    /// Whether it is locked in memory.
+    /// Whether the file is locked in memory.
     pub locked: bool,
-    /// Number of readers that have read-ahead off.
+    /// Number of readers that keep read-ahead off.
     pub exact_readers: usize,
     /// Whether the descriptor has twice the usual read-ahead.
     pub is_widened: bool,
 }
 
-/// The file as it was at one opening or refresh.
+/// The file as it was when it was opened or refreshed.
 #[derive(Debug)]
 pub struct Opened {
     pub(super) named: GivenPath,
@@ -69,13 +69,13 @@ pub struct Opened {
     pub(super) hints: Arc<Mutex<Hints>>,
     pub(super) direct: OnceLock<DirectFile>,
     pub(super) offering: Arc<Offering>,
-    /// Time of a small read, if it is slow.
+    /// Duration of a small read, if it is slow.
     pub request_time: OnceLock<Duration>,
-    /// The kernel fetches at most this much per request.
+    /// The most bytes that the kernel fetches per request.
     pub(super) ahead_chunk_bytes: OnceLock<u64>,
-    /// Whether the kernel tells this user which pages are cached.
+    /// Whether the kernel shows this user which pages are cached.
     pub(super) residency_is_told: OnceLock<bool>,
-    /// Number of copied pages that end in zeros, and how many of them the server has confirmed.
+    /// Number of copied pages that end in zeros, and the number of these that the server has confirmed.
     zero_tails: AtomicU64,
     known_zero_tails: AtomicU64,
     /// Time of the last request for attributes, in milliseconds since [`START`].
@@ -104,17 +104,17 @@ impl View {
         self.len
     }
 
-    /// Returns whether it is one of this mapping.
+    /// Returns whether it is a view of this mapping.
     pub(super) fn is_of(&self, region: &Arc<Region>) -> bool {
         self.region.as_ref().is_some_and(|own| Arc::ptr_eq(own, region))
     }
 
-    /// Returns whether the mapping goes when this view does.
+    /// Returns whether dropping this view unmaps the mapping.
     pub fn is_last(&self) -> bool {
         self.region.as_ref().is_some_and(|region| Arc::strong_count(region) == 1)
     }
 
-    /// Refuses a damaged mapping. To be called each time that the memory is handed out.
+    /// Returns an error for a damaged mapping. Call this each time before the memory is handed out.
     pub fn check_damage(&self) -> Result<()> {
         fault::reinstall_sometimes();
         self.region.as_deref().map_or(Ok(()), Region::check_damage)
@@ -153,13 +153,13 @@ impl Opened {
         })
     }
 
-    /// The file at another size, or mapped anew: on the same descriptor, with the same hints.
+    /// Returns the file at another size, or mapped again, with the same descriptor and hints.
     pub(super) fn again(&self, identity: Identity) -> Result<Self> {
         let offering = Offering::default();
         Self::new(&self.named, self.file.clone(), identity, self.requested, self.hints.clone(), offering)
     }
 
-    /// The same file for another user, with copy-on-write pages of its own.
+    /// Returns the same file for another user, with its own copy-on-write pages.
     pub(super) fn for_another(&self) -> Self {
         Self {
             named: self.named.clone(),
@@ -183,7 +183,7 @@ impl Opened {
         }
     }
 
-    /// Opens the file again, on FUSE without its cached pages, and offers it if that was claimed.
+    /// Opens the file again, which on FUSE drops its cached pages, and offers it if that right was claimed.
     pub(super) fn open_adviser(&self, asked: Asked) -> Result<Arc<OwnedFd>, Code> {
         let adviser = Arc::new(open::reopen(self.file())?);
         if let Asked::Claimed(claim) = asked {
@@ -192,8 +192,8 @@ impl Opened {
         Ok(adviser)
     }
 
-    /// Offers the file, which is about to be read through the page cache, to other processes of this user: on FUSE its pages
-    /// would go if they opened it.
+    /// Offers the file to other processes of this user, before it is read through the page cache: on FUSE its pages
+    /// would be lost if they opened it.
     pub fn offer(&self) {
         if self.offering.is_first_try()
             && self.may_read_from_cache()
@@ -221,13 +221,13 @@ impl Opened {
         self.file.as_fd()
     }
 
-    /// Returns the file's path without links, if the system tells it.
+    /// Returns the file's path without links, if the system knows it.
     pub fn real_path(&self) -> Option<PathBuf> {
         path_of(self.file())
     }
 
-    /// Refuses a range that does not lie inside the file. Every number that came from a caller or a file passes here
-    /// before it is used as a range.
+    /// Rejects a range that does not lie inside the file. Every number from a caller or a file is checked here before
+    /// it is used as a range.
     pub fn check_range(&self, offset: u64, length: u64) -> Result<()> {
         let size = self.size();
         match offset.checked_add(length) {
@@ -236,25 +236,26 @@ impl Opened {
         }
     }
 
-    /// Returns a range of the read-only mapping; `None` in `read` mode, where there is nothing to view. A fault in it
-    /// does not end the process, unless another library puts its handler in front.
+    /// Returns a range of the read-only mapping, or `None` in `read` mode, which has no mapping. A fault in it does not
+    /// end the process, unless another library puts its handler in front.
     pub fn view(&self, offset: u64, length: u64) -> Result<Option<View>> {
         self.prepare_view(offset, length)?;
         let view = || View { region: self.region.clone(), offset: offset as usize, len: length as usize };
         Ok((self.facts.mode != Mode::Read).then(view))
     }
 
-    /// Returns a range of a second mapping, whose pages become private memory when they are written. `None` in
-    /// `read` mode, and where this file cannot be mapped that way.
+    /// Returns a range of a second mapping, whose pages become private memory when written. `None` in `read` mode, and
+    /// if this file cannot be mapped that way.
     pub fn copy_on_write_view(&self, offset: u64, length: u64) -> Result<Option<View>> {
         self.prepare_view(offset, length)?;
         let view = |region| View { region, offset: offset as usize, len: length as usize };
         Ok(self.copy_on_write_region().ok().map(view))
     }
 
-    /// Returns a range for arrays that are read-only by a flag of Python's alone. Code that does not know the flag, such as
-    /// torch, may write to them: that changes copy-on-write pages and not the file. It is a range of the read-only mapping,
-    /// where such a write ends the process, if the caller asked for a shared mapping, and where there are no such pages.
+    /// Returns a range for arrays that only a Python flag makes read-only. Code that does not know the flag, for
+    /// example torch, may write to them: this changes copy-on-write pages and not the file. If the caller asked for a
+    /// shared mapping, or such pages do not exist, the range belongs to the read-only mapping. There such a write ends
+    /// the process.
     pub fn array_view(&self, offset: u64, length: u64) -> Result<Option<View>> {
         let written = match self.requested {
             RequestedMode::Shared => None,
@@ -270,7 +271,7 @@ impl Opened {
         Ok(read_only)
     }
 
-    /// Returns why arrays lie on pages that cannot be written; `None` if they do not.
+    /// Returns why the pages of arrays are not writable, or `None` if they are.
     pub fn read_only_pages_reason(&self) -> Option<String> {
         match self.requested {
             RequestedMode::Shared => Some("mode \"shared\" was asked for".into()),
@@ -290,7 +291,7 @@ impl Opened {
         Ok(())
     }
 
-    /// Returns why [`Self::copy_on_write_view`] gives nothing; `None` if it does.
+    /// Returns why [`Self::copy_on_write_view`] returns nothing, or `None` if it returns a view.
     pub fn copy_on_write_refusal(&self) -> Option<String> {
         let Some(errno) = self.copy_on_write_region().err()? else {
             return Some(self.facts.reason.clone().unwrap_or_else(|| "as was asked for".into()));
@@ -302,7 +303,7 @@ impl Opened {
         Some(format!("MAP_PRIVATE with PROT_WRITE: {}{limit}", describe(errno)))
     }
 
-    /// Returns the second mapping, `None` for an empty file. The error is `None` in `read` mode.
+    /// Returns the second mapping, or `None` for an empty file. The error is `None` in `read` mode.
     fn copy_on_write_region(&self) -> Result<Option<Arc<Region>>, Option<Code>> {
         if self.facts.mode == Mode::Read {
             return Err(None);
@@ -320,8 +321,8 @@ impl Opened {
         fork::get_or_make(&self.copy_on_write, map).clone().map(Some).map_err(Some)
     }
 
-    /// Refuses a file with a damaged mapping, or one that the kernel knows to be truncated. The rest of the page at the new
-    /// end reads as zeros, without a signal.
+    /// Returns an error for a file with a damaged mapping, or one that the kernel knows to be truncated. The rest of
+    /// the page at the new end reads as zeros, without a signal.
     pub fn check_damage(&self) -> Result<()> {
         self.regions().try_for_each(Region::check_damage)?;
         let is_cut =
@@ -329,9 +330,9 @@ impl Opened {
         if is_cut { self.verify() } else { Ok(()) }
     }
 
-    /// Returns true at most once per [`ASK_EVERY_MS`]. The caller then [asks the server](Self::ask_server) for the file's size
-    /// before it hands out views. Until then the kernel believes in the old size, and bytes that the server has lost read as
-    /// zeros, without a signal.
+    /// Returns true at most once per [`ASK_EVERY_MS`]. The caller then [asks the server](Self::ask_server) for the
+    /// file's size before it hands out views. Until then the kernel assumes the old size, and bytes that the server has
+    /// lost read as zeros, without a signal.
     pub fn is_time_to_ask(&self) -> bool {
         let (last, now) = (self.asked_ms.load(Ordering::Relaxed), ms_since_start());
         now.saturating_sub(last) >= ASK_EVERY_MS
@@ -339,17 +340,17 @@ impl Opened {
             && self.asked_ms.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Has the kernel ask for the file's size if it would for stat(2). Best effort.
+    /// Makes the kernel ask for the file's size, if it would do so for stat(2). Best effort.
     pub fn ask_server(&self) {
         let _ = open::known_size_and_change(self.file());
     }
 
-    /// Returns the mapping with copy-on-write pages, if it was made.
+    /// Returns the mapping with copy-on-write pages, if it exists.
     pub(super) fn copy_on_write(&self) -> Option<&Arc<Region>> {
         self.copy_on_write.get().and_then(|region| region.as_ref().ok())
     }
 
-    /// Returns whether anybody has a view of a mapping.
+    /// Returns whether any view of a mapping exists.
     pub fn has_views(&self) -> bool {
         self.region.iter().chain(self.copy_on_write()).any(|region| Arc::strong_count(region) > 1)
     }
@@ -359,13 +360,12 @@ impl Opened {
         self.region.iter().chain(self.copy_on_write()).map(|region| &**region)
     }
 
-    /// Refuses a truncated or rewritten file. To be called after ranges were copied.
+    /// Returns an error for a truncated or rewritten file. Call this after ranges were copied.
     ///
-    /// A file that has been written to is not trusted, even if it is larger now: it may have been appended to, or
-    /// cut and written anew. A page of a mapping does not tell by itself where a file ends: the server is asked where
-    /// [`open::identity`] does. For positioned reads the kernel's knowledge is enough. After
-    /// zeros at the end of a page the server is always asked: they may be bytes that it has lost, while the kernel believes in
-    /// the old size.
+    /// A file that has been written to is not trusted, even if it is larger now: it may have been truncated and written
+    /// anew. A page of a mapping does not show where a file ends, so the server is asked where [`open::identity`] asks
+    /// it. For positioned reads the kernel's knowledge is enough. After zeros at the end of a page the server is always
+    /// asked: the server may have lost these bytes while the kernel assumes the old size.
     pub fn verify(&self) -> Result<()> {
         self.verify_range(0, self.size())
     }
@@ -383,7 +383,7 @@ impl Opened {
         let now = if are_known { self.identity_now()? } else { self.identity_of_server()? };
         if now.size < offset + length {
             let cause = ReadCause::Truncated { size_at_open: known.size, size_now: now.size };
-            // The missing range.
+            // The range that is missing now.
             let (first, end) = (offset.max(now.size), offset + length);
             return Err(Error::MappedRead {
                 path: self.path().into(),
@@ -400,22 +400,23 @@ impl Opened {
         }
     }
 
-    /// Notes that a copied page ends in zeros. For a local disk the kernel knows the true size.
+    /// Records that a copied page ends in zeros. For a local disk the kernel knows the true size.
     pub(super) fn note_zero_tail(&self) {
         if !self.facts.identity.is_on_block_device() {
             self.zero_tails.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// [`Self::verify`] without a request to the server. On network mounts the kernel's attributes may be some seconds old.
+    /// Same as [`Self::verify`], without a request to the server. On network mounts the kernel's attributes may be some
+    /// seconds old.
     pub fn verify_as_known(&self) -> Result<()> {
         let known = &self.facts.identity;
         let is_known = open::known_size_and_change(self.file()) == Ok((known.size, known.modified));
         if is_known { Ok(()) } else { self.verify() }
     }
 
-    /// [`Self::verify`] that always asks the server. The kernel's attributes may be as old as their time limit, for example
-    /// 60 s on NFS.
+    /// Same as [`Self::verify`], but always asks the server. The kernel's attributes may be as old as their time limit,
+    /// for example 60 s on NFS.
     pub fn verify_with_server(&self) -> Result<()> {
         let known = &self.facts.identity;
         let now = open::size_and_change_now(self.file()).map_err(|errno| self.cannot_stat(errno))?;
@@ -432,19 +433,19 @@ impl Opened {
         open::identity(self.file()).map_err(|errno| self.cannot_stat(errno))
     }
 
-    /// Likewise, as the server knows it.
+    /// Returns the identity of the open file, as the server knows it.
     pub(super) fn identity_of_server(&self) -> Result<Identity> {
         open::identity_now(self.file()).map_err(|errno| self.cannot_stat(errno))
     }
 
-    /// The error for a changed file.
+    /// Returns the error for a changed file.
     pub(super) fn change_or_rewrite(&self, now: &Identity) -> Error {
         let known = &self.facts.identity;
         change(self.path(), known, now).unwrap_or_else(|| rewrite(self.path(), known, now))
     }
 
     fn cannot_stat(&self, errno: Code) -> Error {
-        // A server reports this for an open file. So do FUSE daemons that look files up by path.
+        // A server reports this for an open file, and so do FUSE daemons that look files up by path.
         if is_gone(errno.raw_os_error()) {
             return changed(
                 self.path(),

@@ -15,7 +15,7 @@ use crate::os::process::fork;
 use super::given_path::GivenPath;
 use super::mode;
 
-/// A folder, opened once. Its files are opened by its descriptor. A name or a link that leads out of it is refused.
+/// A folder, opened once. Its files are opened by its descriptor. Names and links that lead out of it are rejected.
 #[derive(Debug)]
 pub struct Folder {
     pub path: GivenPath,
@@ -76,7 +76,7 @@ impl Folder {
         Ok(Self { path: GivenPath::new(path), opened: Mutex::new(Some(Arc::new(opened))) })
     }
 
-    /// Closes the descriptors. Open ones would keep a file system from being unmounted.
+    /// Closes the descriptors, because open ones would prevent unmounting the file system.
     pub(super) fn close(&self) {
         drop(fork::with_lock(&self.opened, Option::take));
     }
@@ -86,7 +86,7 @@ impl Folder {
             .ok_or_else(|| Error::Closed { path: self.path.given.to_path_buf() })
     }
 
-    /// Returns the names in the folder, in no order.
+    /// Returns the names in the folder, in no particular order.
     pub fn names(&self) -> Result<Vec<std::ffi::OsString>> {
         self.opened()?.names().map_err(|errno| system("cannot list the folder", &*self.path.given, errno, ""))
     }
@@ -121,15 +121,15 @@ impl Folder {
     }
 }
 
-/// Returns whether this error number means that the name of a file was refused: it leads out of the folder, in a circle, or
-/// not to a regular file.
+/// Returns whether this error number means that the name of a file was rejected: it leads out of the folder, in a
+/// circle, or not to a regular file.
 pub fn is_refusal(errno: i32) -> bool {
     [Code::XDEV, Code::LOOP, Code::INVAL, Code::ISDIR, Code::NAMETOOLONG]
         .map(Code::raw_os_error)
         .contains(&errno)
 }
 
-/// Returns whether a path leads to a directory, its links followed.
+/// Returns whether a path leads to a directory. Links are followed.
 pub fn is_directory(path: &Path) -> bool {
     open::identity_at(path).is_ok_and(|found| found.kind == Kind::Directory)
 }

@@ -1,4 +1,4 @@
-//! The page cache of an open file: advice, residency, fetching ahead, warming, evicting.
+//! The page cache of an open file: advice, residency, read-ahead, warming, eviction.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,20 +23,20 @@ use super::offer::{self, Asked};
 use super::opened::Opened;
 use super::origin::Origin;
 
-/// Bytes that are asked for ahead and read at a time while warming.
+/// Chunk size for read-ahead and reads while warming.
 const WARM_CHUNK_BYTES: u64 = 8 << 20;
 
-/// The kernel reads no more than its read-ahead window, or the device's largest request, for one
-/// `MADV_WILLNEED` (`force_page_cache_ra` in mm/readahead.c), and makes requests of 2 MiB at most. Where the window is
-/// not known it is taken for the usual one.
+/// For one `MADV_WILLNEED`, the kernel reads no more than its read-ahead window, or the device's largest request
+/// (`force_page_cache_ra` in mm/readahead.c). It makes requests of at most 2 MiB. If the window is unknown, we assume
+/// the usual one.
 const MOST_AHEAD_BYTES: u64 = 2 << 20;
 const USUAL_AHEAD_BYTES: u64 = 128 << 10;
 
-/// Called with the bytes done so far; `false` stops.
+/// Called with the bytes done so far; returning `false` stops.
 pub type Progress<'a> = dyn FnMut(u64) -> bool + 'a;
 
 words! {
-    /// What a reader drops from memory once it is used.
+    /// The pages that a reader drops from memory after their use.
     pub enum DropBehind as "drop_behind" {
         /// Pages leave this process's resident set; the page cache keeps them.
         Resident = "resident",
@@ -54,15 +54,15 @@ pub struct ResidentPages {
 }
 
 impl ResidentPages {
-    /// Returns whether the cache has all pages of a range. The range must lie inside the one that was asked for.
+    /// Returns whether the cache has all pages of a range, which must lie inside the examined range.
     pub fn contain(&self, offset: u64, length: u64) -> bool {
         let start = (offset / self.page_bytes).saturating_sub(self.first);
         let stop = (offset + length).div_ceil(self.page_bytes).saturating_sub(self.first);
         self.pages.get(start as usize..stop as usize).is_some_and(|pages| pages.iter().all(|&cached| cached))
     }
 
-    /// Returns how many bytes of the range from `offset` to `end` lie in pages that the cache lacks. The range is the one
-    /// that was asked for.
+    /// Returns the number of bytes between `offset` and `end` in pages that the cache lacks. The range must lie inside
+    /// the examined range.
     pub fn missing_bytes(&self, offset: u64, end: u64) -> u64 {
         let missing = (self.first..).zip(&self.pages).filter(|&(_, &cached)| !cached);
         let inside = |page: u64| {
@@ -73,7 +73,7 @@ impl ResidentPages {
     }
 }
 
-/// Gives advice to the kernel. Returns whether the kernel took it: refused advice is not an error.
+/// Advises the kernel. Returns whether the kernel accepted the advice: a refusal is not an error.
 pub fn advise(opened: &Opened, advice: Advice, offset: u64, length: u64) -> Result<bool> {
     opened.check_range(offset, length)?;
     let lasting = matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential | Advice::HugePage);
@@ -99,7 +99,7 @@ fn pass_on(opened: &Opened, advice: Advice, offset: u64, length: u64) -> bool {
         Some(region) => {
             let (offset, length) = (offset as usize, length as usize);
             if let Some(region) = opened.copy_on_write() {
-                // To discard written pages would lose what was written.
+                // Discarding written pages would lose the writes.
                 let kept = if advice == Advice::DontNeed { Advice::Cold } else { advice };
                 let _ = advise::advise_map(region, offset, length, kept);
             }
@@ -113,17 +113,17 @@ fn pass_on(opened: &Opened, advice: Advice, offset: u64, length: u64) -> bool {
 pub fn residency(opened: &Opened, offset: u64, length: u64, seed: u64) -> Result<Residency> {
     opened.check_range(offset, length)?;
     let region = opened.region.as_deref();
-    // Probing a page that is not in the cache must not bring in its neighbours.
+    // Probing an uncached page must not bring in its neighbours.
     let exactly = || opened.without_read_ahead();
     Ok(residency::residency(opened.file(), region, offset, length, seed, exactly))
 }
 
-/// Returns whether a range is wholly in the page cache; `None` if that cannot be found out cheaply.
+/// Returns whether a range is entirely in the page cache, or `None` if that cannot be determined cheaply.
 pub fn is_resident(opened: &Opened, offset: u64, length: u64) -> Option<bool> {
     residency::is_resident(told_region(opened)?, offset as usize, length as usize)
 }
 
-/// Returns which pages of a range are in the page cache; `None` if that cannot be found out cheaply.
+/// Returns which pages of a range are in the page cache, or `None` if that cannot be determined cheaply.
 pub fn resident_pages(opened: &Opened, offset: u64, length: u64) -> Option<ResidentPages> {
     let page_bytes = page_bytes() as u64;
     let first = offset / page_bytes;
@@ -132,20 +132,20 @@ pub fn resident_pages(opened: &Opened, offset: u64, length: u64) -> Option<Resid
     Some(ResidentPages { page_bytes, first, pages })
 }
 
-/// Returns whether more than a hundredth of a file is in the page cache, as far as the kernel tells.
+/// Returns whether more than a hundredth of a file is in the page cache, as far as the kernel shows.
 pub fn holds_pages(opened: &Opened) -> bool {
     let found = resident_pages(opened, 0, opened.size());
     found.is_some_and(|found| found.missing_bytes(0, opened.size()) < opened.size() / 100 * 99)
 }
 
-/// Returns the mapping, if the kernel tells this user which of its pages are cached.
+/// Returns the mapping, if the kernel shows this user which of its pages are cached.
 fn told_region(opened: &Opened) -> Option<&Region> {
     let region = opened.region.as_deref()?;
     let told = fork::get_or_make(&opened.residency_is_told, || residency::kernel_tells_truth(opened.file()));
     told.then_some(region)
 }
 
-/// Asks the kernel to read a range ahead, without waiting for it. What is refused once is not asked for again.
+/// Asks the kernel to read a range ahead, without waiting for it. Stops at the first refusal.
 pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) {
     let (end, chunk_bytes) = (offset + length, ahead_chunk_bytes(opened));
     for start in (offset..end).step_by(chunk_bytes as usize) {
@@ -155,12 +155,12 @@ pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) {
     }
 }
 
-/// Returns how far the kernel reads ahead of a sequential reader by itself, if it tells.
+/// Returns the kernel's own read-ahead for a sequential reader, if it is known.
 pub fn read_ahead_bytes(opened: &Opened) -> Option<u64> {
     fsinfo::read_ahead_bytes_of(opened.facts.identity.device)
 }
 
-/// Returns how much the kernel fetches on one request.
+/// Returns the number of bytes that the kernel fetches per request.
 fn ahead_chunk_bytes(opened: &Opened) -> u64 {
     *fork::get_or_make(&opened.ahead_chunk_bytes, || {
         let window = read_ahead_bytes(opened).filter(|&bytes| bytes > 0);
@@ -168,8 +168,8 @@ fn ahead_chunk_bytes(opened: &Opened) -> u64 {
     })
 }
 
-/// Returns the second description of a file: one that is there already, that of the process that offers the file, or a new
-/// one.
+/// Returns the second description of a file: an existing one, the description of the process that offers the file, or a
+/// new one.
 fn adviser(opened: &Opened) -> Option<Arc<OwnedFd>> {
     let made = fork::with_lock(&opened.offering.adviser, Option::take);
     if made.is_some() {
@@ -186,36 +186,36 @@ fn adviser(opened: &Opened) -> Option<Arc<OwnedFd>> {
 
 /// Asks the kernel for ranges of a file through an open file description of its own.
 ///
-/// Page faults keep their read-ahead state in the description of the mapping. Once they have, FUSE leaves out what it
-/// is asked for while its queue is full, and tells nobody (`fuse_readahead` in fs/fuse/file.c).
+/// Page faults keep their read-ahead state in the description of the mapping. Once they have such a state, FUSE
+/// silently skips requests while its queue is full (`fuse_readahead` in fs/fuse/file.c).
 #[derive(Debug)]
 pub struct Prefetcher {
     file: Arc<OwnedFd>,
     size_bytes: u64,
     chunk_bytes: u64,
-    /// What was asked for last.
+    /// The last requested range.
     last: Range<u64>,
 }
 
 impl Prefetcher {
-    /// Takes the description of a process that offers the file, else opens the file again and offers it. On FUSE that drops
-    /// its cached pages, so it comes before anything is fetched, and not where others have fetched some.
+    /// Takes the description of a process that offers the file, or opens the file again and offers it. On FUSE an open
+    /// drops the cached pages. Call this before anything is fetched, and not if others have fetched pages.
     pub fn new(opened: &Opened) -> Option<Self> {
         let file = adviser(opened)?;
         let chunk_bytes = ahead_chunk_bytes(opened);
-        // A sequential reader has twice the window (`generic_fadvise` in mm/fadvise.c).
+        // A sequential reader gets twice the window (`generic_fadvise` in mm/fadvise.c).
         let is_doubled = advise::advise_file(file.as_fd(), 0, opened.size(), Advice::Sequential);
         let chunk_bytes = if is_doubled { (2 * chunk_bytes).min(MOST_AHEAD_BYTES) } else { chunk_bytes };
         Some(Self { file, size_bytes: opened.size(), chunk_bytes, last: 0..0 })
     }
 
-    /// Returns whether all of a range was asked for by the last call of [`Self::fetch`].
+    /// Returns whether the last call of [`Self::fetch`] requested all of a range.
     pub fn has_asked(&self, offset: u64, length: u64) -> bool {
         self.last.start <= offset && offset + length <= self.last.end
     }
 
-    /// Asks for a range that lies inside the file, and for what a page fault would read around it. Waits while the queue
-    /// is full.
+    /// Requests a range inside the file, with the surroundings that a page fault would read. Waits while the queue is
+    /// full.
     pub fn fetch(&mut self, offset: u64, length: u64) {
         let end = (offset + length).next_multiple_of(self.chunk_bytes).min(self.size_bytes);
         let begin = offset - offset % self.chunk_bytes;
@@ -230,17 +230,17 @@ impl Prefetcher {
     }
 }
 
-/// Tells the kernel that views of a range were used. They stay valid. Best effort.
+/// Tells the kernel that the program has used views of a range. They stay valid. Best effort.
 ///
-/// Pages that were read and then touched count as used twice. Where memory is short, the kernel would keep them, and drop
-/// pages that were read ahead instead.
+/// The kernel counts pages that were read and then touched as used twice. If memory is short, it would keep them and
+/// drop pages that were read ahead instead.
 pub fn mark_used(opened: &Opened, offset: u64, length: u64) {
     for region in opened.regions() {
         let _ = advise::advise_map(region, offset as usize, length as usize, Advice::Cold);
     }
 }
 
-/// Drops a range that was read. This is best effort: a page that another process maps stays in the cache.
+/// Drops a range that was read. Best effort: a page that another process maps stays in the cache.
 pub fn drop_behind(opened: &Opened, offset: u64, length: u64, what: DropBehind) {
     if let Some(region) = &opened.region {
         let _ = advise::advise_map(region, offset as usize, length as usize, Advice::DontNeed);
@@ -250,7 +250,7 @@ pub fn drop_behind(opened: &Opened, offset: u64, length: u64, what: DropBehind) 
     }
 }
 
-/// Drops those pages of a range that were not in the page cache before it was read. All of them where that is not known.
+/// Drops those pages of a range that were not in the page cache before it was read, or all pages if that is unknown.
 pub fn restore(opened: &Opened, offset: u64, length: u64, before: Option<&ResidentPages>) {
     let page_bytes = page_bytes() as u64;
     let first = offset / page_bytes;
@@ -263,7 +263,7 @@ pub fn restore(opened: &Opened, offset: u64, length: u64, before: Option<&Reside
         let end = (page..last).find(|&other| was_absent(other) != was_absent(page)).unwrap_or(last);
         if was_absent(page) {
             let start = page * page_bytes;
-            // The last page may reach behind the end of the file.
+            // The last page may extend beyond the end of the file.
             let end = (end * page_bytes).min(opened.size());
             drop_behind(opened, start, end - start, DropBehind::Cache);
         }
@@ -271,7 +271,7 @@ pub fn restore(opened: &Opened, offset: u64, length: u64, before: Option<&Reside
     }
 }
 
-/// Reads a range so that it is in the page cache.
+/// Reads a range into the page cache.
 pub fn warm(opened: &Opened, offset: u64, length: u64, progress: &mut Progress<'_>) -> Result<()> {
     opened.check_range(offset, length)?;
     let mut scratch = allocate::vec(WARM_CHUNK_BYTES.min(length) as usize, "warming a file")?;
@@ -290,17 +290,17 @@ pub fn warm(opened: &Opened, offset: u64, length: u64, progress: &mut Progress<'
     Ok(())
 }
 
-/// Reads by pread, which does not change the resident set. A private mapping may lie on a mount where pread
-/// bypasses the cache (FUSE `direct_io`), so its pages are touched instead.
+/// Reads with pread, which does not change the resident set. A private mapping may lie on a mount where pread bypasses
+/// the cache (FUSE `direct_io`), so its pages are touched instead.
 fn warm_chunk(opened: &Opened, offset: u64, length: u64, scratch: &mut Vec<u8>) -> Result<()> {
     match &opened.region {
         Some(region) if opened.facts.mode == Mode::Private && fault::install_and_check() => {
             let (start, len) = (offset as usize, length as usize);
-            // If a page fails, pread reads it after all or returns the reason.
+            // If a page fails, pread either reads it or returns the reason.
             region
                 .touch(start, len)
                 .or_else(|failed| opened.pread_into(failed as u64, Uninit::of(&mut [0])).map(drop))?;
-            // Removes the pages from the resident set; the cache keeps them.
+            // Remove the pages from the resident set. The cache keeps them.
             let _ = advise::advise_map(region, start, len, Advice::DontNeed);
             Ok(())
         }
@@ -311,8 +311,8 @@ fn warm_chunk(opened: &Opened, offset: u64, length: u64, scratch: &mut Vec<u8>) 
     }
 }
 
-/// Drops the file's clean pages from the page cache and from this process's mapping, after dirty pages are
-/// written. Pages that another process maps stay.
+/// Writes dirty pages, then drops the file's clean pages from the page cache and from this process's mapping. Pages
+/// that another process maps stay.
 pub fn evict(opened: &Opened) -> Result<()> {
     advise::write_out(opened.file());
     if let Some(region) = &opened.region {

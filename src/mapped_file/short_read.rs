@@ -1,4 +1,4 @@
-//! The errors of reads that end before their ranges do.
+//! The errors of short reads.
 
 use crate::error::{Error, ReadCause};
 use crate::os::errno::{Code, storage_advice};
@@ -7,8 +7,8 @@ use crate::os::file::pread::Short;
 use super::opened::Opened;
 
 impl Opened {
-    /// Returns the error of a read that stopped at `offset`, `length` bytes before its end. Another one is told where the file
-    /// has changed or the caller's buffer is at fault.
+    /// Returns the error of a read that stopped at `offset`, `length` bytes before its end. If the file has changed, or
+    /// the caller's buffer is at fault, it returns that error instead.
     pub(super) fn short_read(&self, offset: u64, length: u64, short: Short) -> Error {
         self.cause_of(short).map_or_else(
             |error| error,
@@ -25,7 +25,8 @@ impl Opened {
             }
             Short::Errno(errno) => {
                 if errno == Code::STALE {
-                    // A server that no longer has the file says so of its attributes, too: then it has changed.
+                    // A server that no longer has the file reports this also for its attributes. Then the file has
+                    // changed.
                     self.identity_of_server()?;
                 }
                 Ok(ReadCause::Io { errno: errno.raw_os_error(), advice: storage_advice(errno) })

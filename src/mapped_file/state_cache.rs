@@ -1,22 +1,22 @@
-//! [`StateCache`]: results of reading a file, kept while the file stays as it is.
+//! [`StateCache`]: results of reading a file, kept while the file stays unchanged.
 //!
-//! A result is found by device, inode, size, and the times of the last change of the bytes and of anything, as the server
-//! reports them when the file is opened. These miss a change that comes so soon after another that both get the same time
-//! (the *racy* files of git's index). A result is therefore kept only if the file was [`SETTLED_SECONDS`] old before it
-//! was read. Any later change then has another time, even on file systems that count in whole or even seconds. Old by
-//! which clock?
+//! The key of a result is the file's device, inode, size, modification time and ctime, as the server reports them when
+//! the file is opened. This key misses a change that comes so soon after another that both get the same time (the
+//! *racy* files of git's index). A result is therefore kept only if the file was [`SETTLED_SECONDS`] old before it was
+//! read. Any later change then has another time, even on file systems that count in whole or even seconds. The age
+//! depends on the clock:
 //!
 //! * A file on a disk of this machine has its times from the clock of this machine.
 //! * Other files may have times from a server's clock, and that clock may be wrong. They are old if they seem to be
-//!   older than any clock error ([`CLOCKS_APART_SECONDS`]), or if an earlier opening, more than [`SETTLED_SECONDS`] ago,
-//!   found them in the same state.
+//!   older than any clock error ([`CLOCKS_APART_SECONDS`]), or if an earlier opening, more than [`SETTLED_SECONDS`]
+//!   ago, found them in the same state.
 //!
-//! Some file systems have no time of change of their own, only whole seconds, and inode numbers that they give to another
-//! file later (FAT, SFTP). Two files of one size can look alike there, so nothing is kept of such a file
+//! Some file systems have no ctime of their own, only whole seconds, and inode numbers that they reuse for other files
+//! (FAT, SFTP). Two files of one size can look alike there, so no result of such a file is kept
 //! ([`FileState::tells_apart`]).
 //!
-//! **What escapes.** A program that writes to a page through a shared mapping gives the file a new time at its first
-//! write to that page, and perhaps not at the next ones until the page is written back.
+//! **Undetected changes.** A program that writes to a page through a shared mapping gives the file a new time at its
+//! first write to that page, and perhaps not at later writes until the page is written back.
 //!
 //! ```text
 //!            get_or_read ──(known state)──────────────────────────────────> result
@@ -32,18 +32,18 @@ use crate::error::Result;
 use crate::os::file::open::Identity;
 use crate::os::process::fork;
 
-/// How long a file must have been as it is: longer than the coarsest file system (FAT) takes for one time.
+/// Minimum age of a state: longer than the time step of the coarsest file system (FAT).
 const SETTLED_SECONDS: i64 = 2;
-/// More than the clocks of two machines differ, even if one has the wrong time zone.
+/// Maximum difference between the clocks of two machines, even if one has the wrong time zone.
 const CLOCKS_APART_SECONDS: i64 = 24 * 3600;
 
 /// A result that can be kept.
 pub trait Keepable {
-    /// The bytes of memory that it holds.
+    /// Returns the memory that the result holds, in bytes.
     fn memory_bytes(&self) -> usize;
 }
 
-/// Results by the state of a file and by `K`, any other input of the result. Their total memory is bounded.
+/// Results by the state of a file and by `K`, any other input of the result. Their total memory is limited.
 #[derive(Debug)]
 pub struct StateCache<K, V>(Mutex<Entries<K, V>>);
 
@@ -52,8 +52,8 @@ impl<K: Copy + Ord, V: Keepable> StateCache<K, V> {
         Self(Mutex::new(Entries::new(max_bytes)))
     }
 
-    /// Returns the result for a file that was just opened with this identity; calls `read` if none is kept. Errors are not
-    /// kept.
+    /// Returns the result for a file that was just opened with this identity, and calls `read` if none is kept. Errors
+    /// are not kept.
     pub fn get_or_read(
         &self,
         identity: &Identity,
@@ -72,16 +72,16 @@ impl<K: Copy + Ord, V: Keepable> StateCache<K, V> {
     }
 }
 
-/// Returns whether the file has been as it is for [`SETTLED_SECONDS`], by the times that it has.
+/// Returns whether the file's times show no change for [`SETTLED_SECONDS`].
 fn is_old(identity: &Identity, now: SystemTime) -> bool {
     let settled = if identity.is_on_block_device() { SETTLED_SECONDS } else { CLOCKS_APART_SECONDS };
     let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
-    // Both without their fractions: a difference that is larger is larger with them, too.
+    // Both without their fractions: a difference that is larger without them is also larger with them.
     let is_older = |(seconds, _): (i64, i64)| now.saturating_sub(seconds) > settled;
     is_older(identity.modified) && is_older(identity.changed)
 }
 
-/// A file at one state.
+/// A file in one state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct FileState {
     device: u64,
@@ -97,8 +97,8 @@ impl FileState {
         Self { device, inode, size, modified, changed }
     }
 
-    /// Returns whether no other file, and no other state of this one, looks the same: its time of change is one of its
-    /// own, or fine enough that no two are equal.
+    /// Returns whether no other file, and no other state of this one, looks the same: its ctime differs from its
+    /// modification time, or is fine enough that no two are equal.
     fn tells_apart(&self) -> bool {
         let has_times = self.modified.0 > 0 && self.changed.0 > 0;
         has_times && (self.changed.1 != 0 || self.changed != self.modified)
@@ -107,10 +107,10 @@ impl FileState {
 
 #[derive(Debug)]
 struct Entry<V> {
-    /// `None` while it is not known whether the file is settled.
+    /// `None` while it is unknown whether the file is settled.
     result: Option<Arc<V>>,
     bytes: usize,
-    /// A moment after the file was first seen in its state.
+    /// A moment after the file was first seen in this state.
     seen: Instant,
     /// The entry's key in [`Entries::by_use`].
     used: u64,
@@ -127,7 +127,7 @@ struct Entries<K, V> {
 }
 
 impl<K: Copy + Ord, V: Keepable> Entries<K, V> {
-    /// Memory of an entry beside its result, roughly: nodes of a tree are not always full.
+    /// Memory of an entry besides its result, roughly: nodes of a tree are not always full.
     const ENTRY_BYTES: usize =
         2 * (2 * size_of::<(FileState, K)>() + size_of::<Entry<V>>() + size_of::<u64>());
 
@@ -145,8 +145,8 @@ impl<K: Copy + Ord, V: Keepable> Entries<K, V> {
         Some(result)
     }
 
-    /// Keeps a result that was read after the moment `asked`, at which the file was in this state, if the file is
-    /// settled. Returns the entries that had to go, so that the caller drops them without the lock.
+    /// Keeps a result if the file is settled. The result was read after the moment `asked`, when the file was in this
+    /// state. Returns the evicted entries, so that the caller drops them outside the lock.
     fn note(&mut self, key: (FileState, K), is_old: bool, result: &Arc<V>, asked: Instant) -> Vec<Entry<V>> {
         let mut dropped = Vec::from_iter(self.take(&key));
         let seen = dropped.first().map_or(asked, |entry| entry.seen.min(asked));
@@ -229,7 +229,7 @@ mod tests {
         assert!(!is_old(&of(disk, 1000, 1000), at(1002)));
         assert!(is_old(&of(disk, 1000, 1000), at(1003)));
         assert!(!is_old(&of(disk, 1000, 1001), at(1003)));
-        // Both times count; and one in the future is never old.
+        // Both times count, and a time in the future is never old.
         assert!(!is_old(&of(disk, 1001, 1000), at(1003)));
         assert!(!is_old(&of(disk, i64::MAX, 1000), at(5000)));
         assert!(!is_old(&of(server, 1000, 1000), at(1000 + DAY)));
@@ -245,7 +245,7 @@ mod tests {
         assert!(cache.find(&key(1)).is_none());
         note(&mut cache, after(2999));
         assert!(cache.find(&key(1)).is_none());
-        // An answer that was under way for long must not make the file look younger, nor older.
+        // An answer that took long must make the file look neither younger nor older.
         note(&mut cache, first);
         assert!(cache.find(&key(1)).is_none());
         note(&mut cache, after(3000));
@@ -305,10 +305,10 @@ mod tests {
         };
         assert_eq!(kept(&mut cache), [1, 3, 4]);
         assert_eq!(cache.bytes, 3 * each);
-        // A result larger than the bound displaces no other.
+        // A result larger than the limit evicts nothing.
         assert!(cache.note(key(5), true, &self::text(40_000), now).is_empty());
         assert_eq!(kept(&mut cache), [1, 3, 4]);
-        // Files that are not settled take room as well.
+        // Files that are not settled also take memory.
         for inode in 10..100_000 {
             cache.note(key(inode), false, &text, now);
             assert!(cache.bytes <= cache.max_bytes);

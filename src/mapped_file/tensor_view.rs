@@ -1,16 +1,18 @@
 //! Views of large tensors, which give written pages back.
 //!
-//! A program that converts a checkpoint layer by layer writes to each tensor and drops it. The written pages would stay in
-//! memory until nothing uses the file any more. So once the last view of a tensor is dropped, it frees the written pages:
+//! A program that converts a checkpoint layer by layer writes to each tensor and drops it. The written pages would stay
+//! in memory until nothing uses the file any more. The last view of a tensor therefore frees the written pages when it
+//! is dropped:
 //!
-//! 1. Look up one page per 2 MiB in the page table. If none of them was written, nothing is done. All entries would take a
-//!    third of the time of a sum: for each page the kernel looks at the page's own record.
-//! 2. Pages at the edges belong to a neighbour as well, which may be in use. There the tensor's bytes are copied from the
-//!    file's read-only mapping. Without that, a later view of the tensor would mix the file's bytes and written ones.
-//! 3. Discard what was written to the pages inside.
+//! 1. It looks up one page per 2 MiB in the page table. If none of them was written, nothing is done. Reading all
+//!    entries would take a third of the time of a sum, because the kernel looks at the record of each page.
+//! 2. Pages at the edges also belong to a neighbouring tensor, which may be in use. There the tensor's bytes are copied
+//!    from the file's read-only mapping. Otherwise a later view of the tensor would mix the file's bytes with written
+//!    ones.
+//! 3. It discards the writes to the pages inside.
 //!
-//! A few written rows may stay, and so do writes to small tensors, through views of less than 2 MiB, and through arrays
-//! with a read-only flag.
+//! The writes stay in some cases: a few written rows, small tensors, views of less than 2 MiB, and arrays with a
+//! read-only flag.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,25 +26,25 @@ use crate::os::memory::map::Region;
 use crate::os::memory::page_table::Pages;
 use crate::os::memory::{Uninit, page_bytes};
 
-/// Least bytes of a tensor that is looked after.
+/// Minimum size of a tensor that gives pages back.
 pub const LARGE_TENSOR_BYTES: u64 = 8 << 20;
-/// The distance of the pages that are looked up. Smaller views look up none.
+/// Distance between the pages that are looked up. Smaller views look up none.
 const LOOK_EVERY_BYTES: usize = 2 << 20;
 
-/// A view for somebody who uses a large tensor, or a part of it.
+/// A view for a user of a large tensor, or of a part of it.
 #[derive(Debug)]
 pub struct TensorView {
     view: View,
     copy_on_write: Arc<Region>,
     read_only: Arc<Region>,
-    /// The whole tensor's place in the file.
+    /// The range of the whole tensor in the file.
     tensor: Range<usize>,
     counts: Arc<ViewCounts>,
 }
 
 impl Opened {
-    /// Returns a view of copy-on-write pages as one that gives written pages back, for a user of the tensor at this place in
-    /// the file. `None` for other views, and if the tensor is small.
+    /// Turns a view of copy-on-write pages into a view that gives written pages back. The range is the tensor's place
+    /// in the file. `None` for other views, and if the tensor is small.
     pub fn tensor_view(&self, view: &View, tensor: &Range<u64>, is_writable: bool) -> Option<TensorView> {
         // A tensor lies inside the file, and the file is mapped.
         let len = tensor.end - tensor.start;
@@ -52,8 +54,8 @@ impl Opened {
             return None;
         }
         let counts = self.view_counts.clone();
-        // A view of a few rows keeps the tensor's pages like any other. Once it is dropped, it does not look for
-        // written pages, which takes longer than to make the view.
+        // A view of a few rows keeps the tensor's pages like any other view. When dropped, it does not look for written
+        // pages, which would take longer than creating the view.
         counts.add(tensor.start, is_writable && view.len() >= LOOK_EVERY_BYTES);
         let (copy_on_write, read_only) = (copy_on_write.clone(), read_only.clone());
         Some(TensorView { view: view.clone(), copy_on_write, read_only, tensor, counts })
@@ -65,7 +67,8 @@ impl TensorView {
         &self.view
     }
 
-    /// Makes the tensor's pages the file's again, if some were written. Best effort: if a step fails, all written pages stay.
+    /// Makes the tensor's pages show the file again, if some were written. Best effort: if a step fails, all written
+    /// pages stay.
     fn give_back(&self) -> Option<()> {
         let Range { start, end } = self.tensor;
         let page = page_bytes();

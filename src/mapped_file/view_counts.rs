@@ -1,4 +1,4 @@
-//! How many views of each large tensor there are.
+//! Counts the views of each large tensor.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,7 +13,7 @@ pub(super) struct ViewCounts(Mutex<HashMap<usize, TensorViews>>);
 #[derive(Debug, Default)]
 struct TensorViews {
     count: usize,
-    /// Whether one of them may be written, or could while it lived.
+    /// Whether any of them is, or was, writable.
     any_writable: bool,
 }
 
@@ -26,7 +26,7 @@ impl ViewCounts {
         });
     }
 
-    /// Returns whether it was the last view, and one of them was writable.
+    /// Returns whether it was the last view, and any of the views was writable.
     pub fn remove(&self, tensor: usize) -> bool {
         fork::with_lock(&self.0, |counts| {
             let Entry::Occupied(mut views) = counts.entry(tensor) else { return false };
@@ -35,7 +35,7 @@ impl ViewCounts {
         })
     }
 
-    /// Calls `act` if there is no view of a tensor. None can be made meanwhile.
+    /// Calls `act` if a tensor has no view. No view can appear meanwhile.
     pub fn if_unused(&self, tensor: usize, act: impl FnOnce()) {
         fork::with_lock(&self.0, |counts| {
             if !counts.contains_key(&tensor) {
