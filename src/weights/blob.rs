@@ -1,6 +1,6 @@
-//! The checksum that the Hugging Face cache has in the name of a file: `blobs/<sha256>`, or `blobs/<2 digits>/<sha256>` in
-//! the store that repositories share. Small files are called by the SHA-1 of git instead, which says nothing about the
-//! bytes alone.
+//! The checksum in a file name of the Hugging Face cache: `blobs/<sha256>`, or `blobs/<2 digits>/<sha256>` in the store
+//! that repositories share. Small files are named by the SHA-1 of git instead, which is not a checksum of the bytes
+//! alone.
 //!
 //! Source: `huggingface_hub`, `file_download.py` and `utils/_shared_blobs.py`.
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use super::checksums::failure;
 use crate::error::Error;
 
-/// Returns the SHA-256 in the name of a blob, from the path of the blob without links.
+/// Returns the SHA-256 in a blob's name, given the blob's path without links.
 pub fn sha256_in_name(path: &Path) -> Option<[u8; 32]> {
     let name = path.file_name()?.to_str()?;
     let folder = path.parent()?;
@@ -34,7 +34,7 @@ pub fn sha256_in_name(path: &Path) -> Option<[u8; 32]> {
     Some(sha256)
 }
 
-/// The failure of a file that is not what its name says.
+/// Returns the error for a blob whose bytes do not match its name.
 pub fn mismatch(path: &Path, expected: [u8; 32], found: [u8; 32]) -> Error {
     let digits =
         |sha256: [u8; 32]| sha256.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));

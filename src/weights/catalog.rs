@@ -1,4 +1,4 @@
-//! [`Catalog`]: which file has which tensor. What files and index disagree about goes into the [`Report`].
+//! [`Catalog`]: maps tensors to files. Contradictions between files and index go into the [`Report`].
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -19,17 +19,17 @@ const CATALOG: &str = "the names of a checkpoint";
 /// A tensor: the number of its file, and its rank among the names of that file.
 pub type TensorAt = (u32, u32);
 
-/// The name table of a checkpoint. It holds numbers alone; the names stand in the headers.
+/// The name table of a checkpoint. It holds only numbers, because the headers hold the names.
 #[derive(Debug)]
 pub enum Catalog {
-    /// That of the header of the only file.
+    /// The header of the only file is the name table.
     OfOneFile,
-    /// A name is the number of a file, `/` and the name there: files may have the same names.
+    /// A name is the number of a file, `/` and the name there, because files may have equal names.
     Apart,
     ByName {
         /// In order of names.
         by_name: Vec<TensorAt>,
-        /// For each file, whether it has tensors that are not served from it.
+        /// For each file, whether the checkpoint takes some of its tensors from other files.
         has_others: Vec<bool>,
     },
 }
@@ -43,7 +43,7 @@ impl Catalog {
         report: &mut Report,
     ) -> Result<Self, OutOfMemory> {
         let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
-        // The names of the index are sorted, as are those of each header: one walk through all of them.
+        // The names of the index and of each header are sorted, so one walk through all of them suffices.
         let names = headers.iter().map(|header| header.tensors().map(|entry| entry.name).zip(0..).peekable());
         let mut held: Vec<_> = names.collect();
         let mut others = allocate::vec(headers.iter().map(|header| header.len()).sum(), CATALOG)?;
@@ -95,7 +95,7 @@ impl Catalog {
         Ok(Self::new(headers, by_name))
     }
 
-    /// `by_name` is in order of names, which are all different.
+    /// Creates the catalog. The names in `by_name` must be sorted and distinct.
     fn new(headers: &[Arc<Header>], mut by_name: Vec<TensorAt>) -> Self {
         by_name.shrink_to_fit();
         let mut served = vec![0_usize; headers.len()];
@@ -106,7 +106,7 @@ impl Catalog {
         Self::ByName { by_name, has_others }
     }
 
-    /// Leaves out files that serve no tensor, and numbers the others anew.
+    /// Removes files that supply no tensor, and renumbers the rest.
     pub fn keep_files(&mut self, is_kept: &[bool]) {
         let Self::ByName { by_name, has_others } = self else { return };
         let mut next = 0;
@@ -143,7 +143,7 @@ impl Catalog {
         }
     }
 
-    /// The names in order of the files, and in each file in order of the data.
+    /// Returns the names in order of the files, and for each file in order of the data.
     pub fn names<'h>(&'h self, headers: &'h [Arc<Header>]) -> impl Iterator<Item = Cow<'h, str>> {
         (0..).zip(headers).flat_map(move |(number, header)| {
             let names = header.tensors_by_offset().map(|entry| entry.name);
@@ -165,8 +165,7 @@ pub fn keep<T>(items: &mut Vec<T>, flags: &[bool]) {
     items.retain(|_| flags.next().is_some_and(|flag| *flag));
 }
 
-/// Returns all tensors of all files in order of names, and those of one name in order of the files: merges the files, whose
-/// names are in order each.
+/// Returns all tensors of all files, sorted by name and then by file. It merges the files, whose names are sorted.
 fn sorted(headers: &[Arc<Header>]) -> Result<Vec<TensorAt>, OutOfMemory> {
     let mut all = allocate::vec(headers.iter().map(|header| header.len()).sum(), CATALOG)?;
     let at = |file: u32, rank: u32| {

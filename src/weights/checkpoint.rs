@@ -1,4 +1,4 @@
-//! [`Checkpoint`]: many safetensors files as one set of names.
+//! [`Checkpoint`]: several safetensors files as one set of names.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -17,21 +17,21 @@ use crate::mapped_file::file_set::{DescriptorBudget, FileSet};
 use crate::mapped_file::{Facts, Identity, RequestedMode, identity_at};
 use crate::os::process::parallel::{FILES_PER_THREAD, in_parallel};
 
-/// How the tensors of several files become one set of names.
+/// How the tensors of several files form one set of names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Assembly {
-    /// Each name is there once. Any problem is an error.
+    /// Each name exists once. Any problem is an error.
     Whole,
-    /// Each name is there once. Files and tensors with problems are left out, and the problems kept.
+    /// Each name exists once. Files and tensors with problems are left out, and the problems are recorded.
     Partial,
-    /// Without an index a name begins with the number of its file, so that several files may have it.
+    /// Without an index, a name begins with the number of its file, so several files may share a name.
     Apart,
 }
 
-/// Tensors of some files, by name. Each name is there once.
+/// Tensors of several files, by name. Each name exists once.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// The paths of the files, as the caller or the checkpoint names them.
+    /// The paths of the files, as the caller or the checkpoint spells them.
     pub paths: Vec<PathBuf>,
     headers: Vec<Arc<Header>>,
     pub files: FileSet,
@@ -39,17 +39,17 @@ pub struct Checkpoint {
     index: Option<(PathBuf, Identity)>,
     /// The `metadata` of the index, as JSON.
     pub index_metadata: Option<String>,
-    /// The headers' metadata, without keys on which two headers differ; `None` if no header has any.
+    /// The headers' metadata, without keys that differ between headers; `None` if no header has any.
     pub metadata: Option<Vec<(String, String)>>,
     pub warnings: Vec<String>,
-    /// Why the checkpoint is not whole, if it is opened all the same.
+    /// Why the checkpoint is incomplete, if it was opened anyway.
     pub problem: Option<String>,
 }
 
 impl Checkpoint {
     /// Opens the files in parallel, and compares them with the index.
     ///
-    /// The calling thread calls `keep_going` now and then; `false` stops the opening with an error.
+    /// The calling thread calls `keep_going` now and then. If it returns `false`, opening stops with an error.
     pub fn open(
         list: ShardList,
         mode: RequestedMode,
@@ -120,7 +120,7 @@ impl Checkpoint {
         self.catalog.len(&self.headers)
     }
 
-    /// The names in order of the files, and in each file in order of the data.
+    /// Returns the names in order of the files, and for each file in order of the data.
     pub fn names(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.catalog.names(&self.headers)
     }
@@ -135,7 +135,7 @@ impl Checkpoint {
         &self.headers[number]
     }
 
-    /// Returns a file. Opens it again if it was closed to stay within the limit of open files.
+    /// Returns a file. Opens it again if it was closed because of the limit of open files.
     pub fn file(&self, number: usize) -> Result<WeightFile> {
         Ok(WeightFile { file: self.files.get(number)?, header: self.headers[number].clone() })
     }
@@ -145,7 +145,8 @@ impl Checkpoint {
         Some(WeightFile { file: self.files.get_open(number)?, header: self.headers[number].clone() })
     }
 
-    /// Returns the facts of the weakest mode in use, the path of the first file in that mode, and how many there are.
+    /// Returns the facts of the weakest mode in use, the path of the first file in that mode, and the number of such
+    /// files.
     pub fn weakest(&self) -> Option<(&Path, &Facts, usize)> {
         let (first, count) = self.files.weakest(0..self.paths.len())?;
         Some((&self.paths[first], self.files.facts(first), count))
@@ -161,7 +162,7 @@ impl Checkpoint {
     }
 }
 
-/// Checks the index. Tools that rewrite shards rewrite the index too, so this notices those as well.
+/// Checks the index. Tools that rewrite shards also rewrite the index, so this detects them too.
 fn check_index(path: &Path, expected: &Identity) -> Result<()> {
     let changed = |detail: String| Error::FileChanged { path: path.into(), detail };
     let found = identity_at(path)

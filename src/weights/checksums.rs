@@ -1,4 +1,4 @@
-//! The checksums of one safetensors file, as they stand beside it in `<file>.xxh3.json`:
+//! The checksums of a safetensors file, stored beside it in `<file>.xxh3.json`:
 //!
 //! ```json
 //! {
@@ -13,12 +13,12 @@
 //! }
 //! ```
 //!
-//! The header is the file's bytes before the data, its length included. Header and tensors are the whole file: a header
-//! that leaves bytes out is refused. Tensors come in the order of their data, checksums in the digits of `xxhsum -H128`.
-//! The text of a file is always the same.
+//! The header is the file's bytes before the data, including its length. Header and tensors cover the whole file: a
+//! header that leaves bytes out is rejected. Tensors come in the order of their data, and checksums have the digits of
+//! `xxhsum -H128`. The text for a given file is always the same.
 //!
-//! Checksums come from wherever the weights come from: their length is bounded before they are read, and they are
-//! refused unless they are exactly of this form. They prove nothing against a program that can write them.
+//! Checksums come from the same source as the weights. Their length is therefore limited before they are read, and they
+//! are rejected unless they have exactly this form. They prove nothing against a program that can write them.
 
 use std::collections::HashSet;
 use std::fmt::{self, Write};
@@ -32,7 +32,7 @@ use crate::error::{ChecksumFailure, Error, Result};
 use crate::mapped_file::{MappedFile, Origin, RequestedMode, is_gone};
 use crate::os::errno::Code;
 
-/// What is appended to the name of a file.
+/// The suffix added to the file name.
 const SUFFIX: &str = ".xxh3.json";
 
 const TOO_LONG: i32 = Code::NAMETOOLONG.raw_os_error();
@@ -42,30 +42,30 @@ const FORMAT: &str = "pagestream-checksums";
 const VERSION: u64 = 1;
 const ALGORITHM: &str = "xxh3-128";
 
-/// Upper bound of the text's length, for a header of so many bytes: an entry is shorter here than there.
+/// Maximum length of the text for this header: each entry is shorter than the header's own entry.
 fn max_bytes(header: &Header) -> u64 {
     (64 << 10) + 2 * header.data_start
 }
 
-/// What the text says about a file with a known header.
+/// The contents of the text, for a file with a known header.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Checksums {
     file_bytes: u64,
     header: u128,
-    /// For each tensor, in order of the names.
+    /// One checksum for each tensor, in order of the names.
     tensors: Vec<Option<u128>>,
-    /// Names that the header does not have.
+    /// Names that the header lacks.
     unknown: Vec<String>,
 }
 
-/// Why a text is refused, and at which of its bytes.
+/// The reason why a text is rejected, and the offset of the faulty byte.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed {
     pub offset: Option<u64>,
     pub detail: String,
 }
 
-/// A file, as its checksums are compared with it.
+/// A file that is compared with its checksums.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
     pub path: &'a Path,
@@ -73,18 +73,18 @@ pub struct Subject<'a> {
     pub file_bytes: u64,
 }
 
-/// Returns the digits of a checksum.
+/// Returns a checksum as hexadecimal digits.
 fn digits(checksum: u128) -> String {
     format!("{checksum:032x}")
 }
 
-/// Returns where the header and each tensor end, in order of the data. What one ends the next one begins.
+/// Returns the ends of the header and of each tensor, in order of the data. Each end is the start of the next span.
 pub fn span_ends(header: &Header) -> Vec<u64> {
     let ends = header.tensors_by_offset().map(|entry| entry.offset + entry.len);
     std::iter::once(header.data_start).chain(ends).collect()
 }
 
-/// Returns the text for a file, from the checksums of the spans of [`span_ends`].
+/// Returns the text for a file, given the checksums of the spans of [`span_ends`].
 pub fn text(header: &Header, file_bytes: u64, spans: &[u128]) -> String {
     let (first, tensors) = spans.split_first().map_or((0, spans), |(&first, rest)| (first, rest));
     let mut text = format!(
@@ -95,7 +95,7 @@ pub fn text(header: &Header, file_bytes: u64, spans: &[u128]) -> String {
     for (number, (entry, &checksum)) in header.tensors_by_offset().zip(tensors).enumerate() {
         let comma = if number == 0 { "" } else { "," };
         let name = serde_json::Value::from(entry.name);
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{comma}\n  {name}: \"{checksum:032x}\"");
     }
     text.push_str("\n }\n}\n");
@@ -103,8 +103,8 @@ pub fn text(header: &Header, file_bytes: u64, spans: &[u128]) -> String {
 }
 
 impl Checksums {
-    /// Reads the checksums beside a file, as `path`; `None` if there are none. The inner error says why they are refused.
-    /// The outer error concerns more than this file.
+    /// Reads the checksums beside a file, as `path`; `None` if there are none. The inner error gives the reason for a
+    /// rejection. The outer error concerns more than this file.
     pub fn beside(origin: &Origin, path: &Path, header: &Header) -> Result<Option<Result<Self>>> {
         let refused = |offset, detail| Ok(Some(Err(failure(path, None, offset, None, detail))));
         let unusable = |error: Error| {
@@ -143,7 +143,7 @@ impl Checksums {
         }
     }
 
-    /// Reads the text for a file with this header.
+    /// Parses the text for a file with this header.
     pub fn parse(json: &[u8], header: &Header) -> Result<Self, Malformed> {
         let text = std::str::from_utf8(json).map_err(|error| Malformed {
             offset: Some(error.valid_up_to() as u64),
@@ -159,7 +159,7 @@ impl Checksums {
         })
     }
 
-    /// Returns what does not fit a file of which the first spans have these checksums: its size, the header, each tensor,
+    /// Returns all mismatches with a file whose first spans have these checksums: its size, the header, each tensor,
     /// and names that are not in both.
     pub fn failures(&self, of: Subject<'_>, spans: &[u128]) -> Vec<Error> {
         let mut found = Vec::new();
@@ -183,7 +183,7 @@ impl Checksums {
         found
     }
 
-    /// Refuses a tensor whose bytes do not have the checksum that they should, or should have none.
+    /// Returns an error for a tensor whose bytes do not have the expected checksum, or for which none is expected.
     pub fn check(&self, of: Subject<'_>, entry: &TensorEntry<'_>, checksum: u128) -> Result<()> {
         let expected = self.expected(of, entry)?;
         if expected == checksum {
@@ -192,7 +192,7 @@ impl Checksums {
         Err(mismatch(of.path, Some(entry.name), entry.offset, (expected, checksum)))
     }
 
-    /// Returns the checksum that a tensor of the file should have.
+    /// Returns the expected checksum of a tensor of the file.
     pub fn expected(&self, of: Subject<'_>, entry: &TensorEntry<'_>) -> Result<u128> {
         of.header.rank(entry.name).and_then(|rank| self.tensors[rank]).ok_or_else(|| {
             let detail = format!("its checksums leave out tensor {}: {HINT}", quoted(entry.name));
@@ -201,8 +201,8 @@ impl Checksums {
     }
 }
 
-/// Returns whether other files would meet the same error: the process lacks descriptors or memory, or the checkpoint was
-/// closed.
+/// Returns whether other files would fail with the same error: the process lacks descriptors or memory, or the
+/// checkpoint was closed.
 fn concerns_more_than_the_file(error: &Error) -> bool {
     match error {
         Error::System { errno, .. } => {
@@ -216,7 +216,7 @@ fn concerns_more_than_the_file(error: &Error) -> bool {
 const HINT: &str =
     "the file is damaged, or was written after its checksums; write_checksums() makes new ones";
 
-/// The failure of bytes that have another checksum than they should.
+/// Returns the error for bytes with an unexpected checksum.
 pub fn mismatch(path: &Path, name: Option<&str>, offset: u64, (expected, found): (u128, u128)) -> Error {
     let what = name.map_or_else(|| "its header".into(), |name| format!("tensor {}", quoted(name)));
     let (expected, found) = (format!("{expected:032x}"), format!("{found:032x}"));
@@ -224,7 +224,7 @@ pub fn mismatch(path: &Path, name: Option<&str>, offset: u64, (expected, found):
     failure(path, name, Some(offset), Some((expected, found)), detail)
 }
 
-/// The failure of a file that has no checksums beside it.
+/// Returns the error for a file without checksums beside it.
 pub fn missing(path: &Path) -> Error {
     let detail = "it has no checksums beside it, which write_checksums() makes; verify() also checks a file of the \
                   Hugging Face cache by its name";
@@ -238,7 +238,7 @@ pub fn path_beside(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// A failure; `both` is what was expected and what was found.
+/// Returns a failure. `both` is the pair of the expected and the actual checksum.
 pub fn failure(
     path: &Path,
     name: Option<&str>,
@@ -251,14 +251,14 @@ pub fn failure(
     Error::Checksum(Box::new(ChecksumFailure { path, name, offset, expected, found, detail }))
 }
 
-/// Returns the number that 32 hexadecimal digits write, none of them a capital.
+/// Returns the number that 32 lower-case hexadecimal digits represent.
 fn checksum_of(text: &str) -> Option<u128> {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     let is_whole = text.len() == 32 && text.bytes().all(is_digit);
     is_whole.then(|| u128::from_str_radix(text, 16).ok()).flatten()
 }
 
-/// Reads a checksum, of which an error says whose it is.
+/// Reads a checksum. An error names its owner, `whose`.
 fn checksum<'de, M: MapAccess<'de>>(map: &mut M, whose: &str) -> Result<u128, M::Error> {
     let found = map.next_value_seed(Any(Word { what: "a checksum", read: checksum_of }))?;
     found.ok_or_else(|| {
@@ -310,7 +310,7 @@ impl<'de> Visitor<'de> for ChecksumsVisitor<'_> {
     }
 }
 
-/// Reads a string that must be this one.
+/// Reads a string that must equal `expected`.
 fn word<'de, M: MapAccess<'de>>(map: &mut M, field: &str, expected: &str) -> Result<(), M::Error> {
     let found = map.next_value_seed(Any(Word { what: "a string", read: str::to_owned }))?;
     if found == expected {
@@ -327,7 +327,7 @@ fn known_version<'de, M: MapAccess<'de>>(map: &mut M) -> Result<(), M::Error> {
     }
 }
 
-/// Reads a whole number, and not one with a fraction or an exponent.
+/// Reads a whole number, without a fraction or an exponent.
 struct SizeVisitor;
 
 impl Visitor<'_> for SizeVisitor {

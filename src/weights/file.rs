@@ -1,4 +1,4 @@
-//! One safetensors file: its header, and where each tensor's bytes lie.
+//! One safetensors file: its header, and the place of each tensor's bytes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use super::strictness::Strictness;
 /// Size of the first read. Most headers fit, and on a network each read costs a round trip.
 const FIRST_READ_BYTES: u64 = 32 << 10;
 
-/// Upper bound of the memory of all headers that are kept.
+/// Maximum memory of all cached headers.
 const MAX_HEADERS_BYTES: usize = 64 << 20;
 
-/// Headers of files that were opened before, for programs that open a file again for each tensor.
+/// Headers of files opened earlier, for programs that open a file again for each tensor.
 static HEADERS: StateCache<Strictness, Header> = StateCache::new(MAX_HEADERS_BYTES);
 
 /// An open file with its header. Clones share the file.
@@ -26,14 +26,14 @@ pub struct WeightFile {
     pub header: Arc<Header>,
 }
 
-/// Parses the header of a file in memory. `head` is its beginning, and `size` its length in bytes.
+/// Parses the header of a file in memory. `head` is the file's beginning, and `size` its length in bytes.
 pub fn parse_head(head: &[u8], size: u64, strictness: Strictness) -> Result<Header> {
     let parse = || {
         let length = header::header_bytes(head, size)?;
         let json = head.get(LENGTH_BYTES as usize..).unwrap_or_default();
         Header::parse(&json[..json.len().min(length as usize)], size, strictness)
     };
-    // Upstream's words for bytes in memory; for files it adds "header".
+    // Upstream's wording for bytes in memory. For files it adds "header".
     parse().map_err(|error| refusal(Path::new(""), "Error while deserializing", &error, head, size))
 }
 
@@ -74,14 +74,13 @@ pub fn header_of(file: &MappedFile, strictness: Strictness) -> Result<Arc<Header
     HEADERS.get_or_read(&identity, strictness, || read_header(file, strictness))
 }
 
-/// Reads the header into a private copy, so that the checked bytes are the bytes in use, even if another process writes to
-/// the file.
+/// Reads the header into a private copy, so that another process cannot change the checked bytes.
 fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
     let opened = file.opened()?;
     let size = opened.size();
-    // Without read-ahead: the caller may want only a few rows, or none.
+    // Read without read-ahead: the caller may want only a few rows, or none.
     let reader = opened.exact_reader();
-    // Bytes behind the header need not be readable.
+    // Bytes behind the header may be unreadable.
     let first_read = reader.read(0, size.min(FIRST_READ_BYTES));
     let head = first_read.or_else(|_| reader.read(0, size.min(LENGTH_BYTES)))?;
     let read = || -> Result<_> {

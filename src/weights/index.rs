@@ -1,8 +1,8 @@
 //! The index of a sharded checkpoint, `model.safetensors.index.json`, from bytes:
 //! `{"metadata": {...}, "weight_map": {tensor: file, ...}}`.
 //!
-//! Format: <https://huggingface.co/docs/transformers/big_models#shard-metadata>. An index comes from wherever the
-//! weights come from, so it is bounded and checked before anything is done with the names in it.
+//! Format: <https://huggingface.co/docs/transformers/big_models#shard-metadata>. An index comes from the same source as
+//! the weights, so its length is limited, and its names are checked before they are used.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,27 +20,26 @@ use crate::allocate::{self, OutOfMemory};
 use crate::error::{Error, Result};
 use crate::natural;
 
-/// Upper bound of an index's length. The largest that are published have 13.5 MB.
+/// Maximum length of an index. The largest published ones have 13.5 MB.
 pub const MAX_INDEX_BYTES: u64 = 256 << 20;
-/// Upper bound of the files that an index names. The largest checkpoints have about a thousand.
+/// Maximum number of files in an index. The largest checkpoints have about a thousand.
 pub const MAX_SHARDS: usize = 1 << 16;
 
 /// The purpose of memory for an index.
 const INDEX: &str = "the index of a checkpoint";
 
-/// What an index says. Names are sorted, shards in natural order.
+/// The contents of an index. Names are sorted, and shards are in natural order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Index {
     text: String,
     entries: Vec<IndexEntry>,
     shards: Vec<String>,
     metadata: Option<String>,
-    /// Names listed more than once. The last entry of each counts.
+    /// Names that occur more than once. The last entry of each counts.
     pub repeated: Tally,
 }
 
-/// A name, as a range of [`Index::text`], and the number of its shard. 32 bits suffice for
-/// [`MAX_INDEX_BYTES`].
+/// A name, as a range of [`Index::text`], and the number of its shard. 32 bits suffice for [`MAX_INDEX_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct IndexEntry {
     start: u32,
@@ -76,23 +75,24 @@ impl Index {
         self.entries.len()
     }
 
-    /// The files' names, relative to the index's folder.
+    /// Returns the files' names, relative to the index's folder.
     pub fn shards(&self) -> &[String] {
         &self.shards
     }
 
-    /// The names with the numbers of their shards, sorted by name.
+    /// Returns the names with the numbers of their shards, sorted by name.
     pub fn names(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
         self.entries.iter().map(|entry| (self.name(entry), entry.shard as usize))
     }
 
-    /// The shard that the index has for a tensor.
+    /// Returns the shard that the index lists for a tensor.
     pub fn shard_of(&self, name: &str) -> Option<usize> {
         let found = self.entries.binary_search_by(|entry| self.name(entry).cmp(name)).ok()?;
         Some(self.entries[found].shard as usize)
     }
 
-    /// The value of `metadata`, as JSON that any reader accepts: numbers in range, nesting within serde's limit.
+    /// Returns the value of `metadata`, as JSON that any reader accepts: numbers in range, nesting within serde's
+    /// limit.
     pub fn metadata(&self) -> Option<&str> {
         self.metadata.as_deref()
     }
@@ -104,11 +104,11 @@ impl Index {
     fn sort_names(&mut self) {
         let text = &self.text;
         let name = |entry: &IndexEntry| &text[entry.start as usize..entry.end as usize];
-        // As transformers writes them.
+        // Already sorted: transformers writes indexes so.
         if self.entries.windows(2).all(|pair| name(&pair[0]) < name(&pair[1])) {
             return;
         }
-        // Entries with equal names stay in file order, so the last one still comes last.
+        // Entries with equal names stay in file order, so that the last one comes last.
         self.entries.sort_unstable_by(|a, b| name(a).cmp(name(b)).then(a.start.cmp(&b.start)));
         let same = |a: &IndexEntry, b: &IndexEntry| name(a) == name(b);
         let repeated = self.entries.windows(2).filter(|pair| same(&pair[0], &pair[1]));
@@ -118,7 +118,7 @@ impl Index {
         }
     }
 
-    /// Accepts plain relative paths alone, before anything is opened.
+    /// Accepts only plain relative paths. This runs before any file is opened.
     fn check_shards(&self) -> Result<()> {
         let wrong: Tally = self
             .shards
@@ -159,8 +159,8 @@ fn invalid(detail: impl Into<String>) -> Error {
     Error::Safetensors { path: PathBuf::new(), detail: detail.into() }
 }
 
-/// Returns the fault of a file's name in an index. Confinement does not depend on this, because links can
-/// lead out of the folder as well; it makes a better message, and knows drives.
+/// Returns the fault of a file's name in an index. Confinement does not depend on this check, because links can also
+/// lead out of the folder. It gives a better message, and knows drive letters.
 fn what_is_wrong(name: &str) -> Option<&'static str> {
     let has = |wrong: &str| name.split('/').any(|component| component == wrong);
     let has_drive = matches!(name.as_bytes(), [letter, b':', ..] if letter.is_ascii_alphabetic());
@@ -176,13 +176,13 @@ fn what_is_wrong(name: &str) -> Option<&'static str> {
     rules.into_iter().find_map(|(is_broken, what)| is_broken.then_some(what))
 }
 
-/// An index as it is read.
+/// The state while an index is read.
 #[derive(Default)]
 struct IndexReader {
     strictness: Strictness,
     index: Index,
     numbers: HashMap<String, u32>,
-    /// The shard of the entry before: neighbours mostly share theirs.
+    /// The shard of the previous entry, because neighbours usually share it.
     last: u32,
     has_map: bool,
     has_metadata: bool,
@@ -196,14 +196,14 @@ impl IndexReader {
         E::custom(error)
     }
 
-    /// Appends a name to the text, which has room for all names.
+    /// Appends a name to the text, which has space for all names.
     fn append(&mut self, name: &str) -> (u32, u32) {
         let start = self.index.text.len();
         self.index.text.push_str(name);
         (start as u32, self.index.text.len() as u32)
     }
 
-    /// Returns the number of a file, a new one if the file was not named before.
+    /// Returns the number of a file, and assigns a new number to a new file.
     fn number_of<E: de::Error>(&mut self, file: &str) -> Result<u32, E> {
         let shards = &mut self.index.shards;
         if shards.get(self.last as usize).is_some_and(|last| last == file) {
@@ -271,7 +271,7 @@ impl<'de> Visitor<'de> for IndexVisitor<'_> {
     }
 }
 
-/// Checks the value of `metadata`, which the binding reads again: no reader may stumble over it.
+/// Checks the value of `metadata`. The binding reads it again, so it must be valid for any reader.
 fn metadata<E: de::Error>(value: &RawValue, strictness: Strictness) -> Result<Option<String>, E> {
     let wrong = |error| E::custom(format_args!("invalid `metadata`: {error}"));
     Any(Discard).deserialize(&mut serde_json::Deserializer::from_str(value.get())).map_err(wrong)?;
@@ -313,7 +313,7 @@ impl<'de> Visitor<'de> for WeightMapVisitor<'_> {
     }
 }
 
-/// Numbers the file of the tensor whose name is `start..end` of the text.
+/// Numbers the file of a tensor, whose name is `start..end` of the text.
 struct ShardVisitor<'r> {
     reader: &'r mut IndexReader,
     start: u32,

@@ -1,10 +1,10 @@
-//! What the JSON readers of headers and indexes share, on top of serde_json.
+//! Shared code of the JSON readers for headers and indexes, on top of serde_json.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Reads a value of any JSON type with a visitor, which refuses the types that it does not know.
+/// Reads a value of any JSON type with a visitor, which rejects types that it does not know.
 pub(super) struct Any<V>(pub V);
 
 impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Any<V> {
@@ -16,7 +16,7 @@ impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Any<V> {
     }
 }
 
-/// Reads a string, of which an error says `what` was expected, by a function of it.
+/// Reads a string and converts it with `read`. An error says that `what` was expected.
 pub(super) struct Word<F> {
     pub what: &'static str,
     pub read: F,
@@ -34,8 +34,8 @@ impl<T, F: FnOnce(&str) -> T> Visitor<'_> for Word<F> {
     }
 }
 
-/// Reads a value and forgets it. Unlike [`serde::de::IgnoredAny`] it refuses numbers out of range, lone
-/// surrogates and deep nesting, as a reader of the value would.
+/// Reads and drops a value. Unlike [`serde::de::IgnoredAny`] it rejects numbers out of range, lone surrogates and deep
+/// nesting, as a reader of the value would.
 pub(super) struct Discard;
 
 impl<'de> Visitor<'de> for Discard {

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Links in the caller's own paths may lead anywhere. A name from an index or a folder's listing must lead to a file
-//! beneath the folder ([`Folder`]), beneath a folder of the Hugging Face cache's layout, or beneath one more folder, if
-//! the caller allows one.
+//! beneath the folder ([`Folder`]), beneath a blob folder of the Hugging Face cache, or beneath one more folder that
+//! the caller allows.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -34,7 +34,7 @@ const INDEX: &[u8] = b".safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 const USUAL_INDEX: &str = "model.safetensors.index.json";
 
-/// A checkpoint as the caller names it.
+/// A checkpoint as the caller specifies it.
 #[derive(Debug)]
 pub enum CheckpointPath {
     Path(PathBuf),
@@ -48,20 +48,19 @@ pub enum AccessRequest<'a> {
     Open(&'a Path),
 }
 
-/// A question before each access; an error refuses it.
+/// A check before each access. An error prevents the access.
 pub type AccessGate<'a> = dyn Fn(AccessRequest<'_>) -> Result<()> + Sync + 'a;
 
 /// A file to open.
 #[derive(Debug, Clone)]
 pub struct ShardPath {
-    /// The path that messages and users see.
+    /// The path in messages and in results.
     pub path: PathBuf,
     pub origin: Origin,
 }
 
 impl ShardPath {
-    /// Returns whether the checkpoint is to blame for an error of this file. For a path of the caller's own
-    /// that leads nowhere it is not.
+    /// Returns whether an error of this file is the checkpoint's fault. A missing file at the caller's own path is not.
     pub fn is_to_blame(&self, error: &Error) -> bool {
         match error {
             Error::Safetensors { .. } => true,
@@ -76,7 +75,7 @@ impl ShardPath {
 /// The files of a checkpoint, and its index.
 #[derive(Debug)]
 pub struct ShardList {
-    /// The path that the caller named.
+    /// The path from the caller.
     pub path: PathBuf,
     pub shards: Vec<ShardPath>,
     pub index: Option<IndexFile>,
@@ -91,7 +90,7 @@ pub struct IndexFile {
 }
 
 impl CheckpointPath {
-    /// Finds the files, and reads the index, if there is one. Links may lead into `cache_root` too.
+    /// Finds the files, and reads the index if there is one. Links may also lead into `cache_root`.
     pub fn locate(
         self,
         cache_root: Option<&Path>,
@@ -108,7 +107,7 @@ impl CheckpointPath {
                 let (folder, name) = split(&path);
                 gate(AccessRequest::List(folder))?;
                 let folder = open_folder(folder, cache_root)?;
-                // Only a warning needs the listing, so a folder that cannot be listed is no error.
+                // Only a warning needs the listing, so a folder that cannot be listed is not an error.
                 let weights = folder.names().map(|names| with_suffix(&names, WEIGHTS)).unwrap_or_default();
                 let index = read_index(&folder, name, strictness, gate)?;
                 Ok(named_by_index(path, &folder, index, &weights))
@@ -127,7 +126,7 @@ fn named_by_index(path: PathBuf, folder: &Arc<Folder>, found: IndexFile, weights
     ShardList { path, shards, index: Some(found), warnings }
 }
 
-/// Turns the error of a file into an error of the checkpoint: the name comes from the index, not from the caller.
+/// Turns a file's error into an error of the checkpoint, because the name comes from the index and not from the caller.
 pub fn blame_checkpoint(error: Error) -> Error {
     match error {
         Error::System { errno, ref path, .. } if is_refusal(errno) => {
@@ -175,7 +174,7 @@ fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<Shar
         None => paths.into_iter().map(|path| ShardPath { origin: Origin::of(&path), path }).collect(),
         Some(_) => confined(&paths, cache_root)?,
     };
-    // Errors about several files name each; the list as a whole has no path.
+    // Errors about several files name each of them, so the list as a whole has no path.
     let path = if shards.len() == 1 { first } else { PathBuf::new() };
     Ok(ShardList { path, shards, index: None, warnings: Vec::new() })
 }
@@ -251,9 +250,9 @@ fn open_folder(path: &Path, cache_root: Option<&Path>) -> Result<Arc<Folder>> {
     Folder::open(path, &also, hugging_face_blobs).map(Arc::new)
 }
 
-/// Returns where the links of a snapshot in the Hugging Face cache lead: `REPO/snapshots/REVISION/...` has links
-/// to `REPO/blobs`, whose entries may be links to `blobs` of the whole cache, which has a marker. No more than
-/// these: folders may be called `snapshots` and `blobs` for reasons of their own.
+/// Returns the targets of the links in a snapshot of the Hugging Face cache: `REPO/snapshots/REVISION/...` has links to
+/// `REPO/blobs`, whose entries may be links to the shared `blobs` of the whole cache, which contains a marker file. No
+/// other folders are allowed, because unrelated folders may also be named `snapshots` and `blobs`.
 ///
 /// Source: `huggingface_hub`, `file_download.py` and `utils/_shared_blobs.py`.
 fn hugging_face_blobs(folder: &Path) -> Vec<Beside> {
@@ -268,7 +267,7 @@ fn hugging_face_blobs(folder: &Path) -> Vec<Beside> {
     vec![blobs(repository, None), blobs(repository + 1, Some(".huggingface-shared-blobs".into()))]
 }
 
-/// Returns whether `huggingface_hub` calls the folder of a repository so: `models--org--name`.
+/// Returns whether `huggingface_hub` gives a repository's folder such a name, for example `models--org--name`.
 fn is_repository(name: &OsStr) -> bool {
     let kinds: [&[u8]; 3] = [b"models--", b"datasets--", b"spaces--"];
     kinds.iter().any(|kind| name.as_bytes().strip_prefix(*kind).is_some_and(|rest| !rest.is_empty()))
@@ -278,7 +277,7 @@ fn beneath(folder: &Arc<Folder>, name: &OsStr) -> ShardPath {
     ShardPath { path: folder.path.given.join(name), origin: Origin::Beneath(folder.clone(), name.into()) }
 }
 
-/// Splits a path into folder and name. A path without a name of its own (`..`) becomes its own folder, and is refused
+/// Splits a path into folder and name. A path without a name of its own (`..`) becomes its own folder, and is rejected
 /// later.
 fn split(path: &Path) -> (&Path, &OsStr) {
     match (path.parent(), path.file_name()) {
@@ -287,7 +286,7 @@ fn split(path: &Path) -> (&Path, &OsStr) {
     }
 }
 
-/// Returns whether the name of a path is the name of an index.
+/// Returns whether a path has the name of an index.
 fn is_index(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b".json")
 }

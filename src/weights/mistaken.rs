@@ -1,4 +1,4 @@
-//! Hints for a file that has no valid safetensors header, from its first bytes.
+//! Hints for a file without a valid safetensors header, from its first bytes.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -13,18 +13,18 @@ const EMPTY: &str = "the file is empty: its download or copy did not finish; fet
 /// Suffixes of token files. Raw tokens have no signature.
 const TOKEN_SUFFIXES: [&str; 10] = ["bin", "npy", "ds", "idx", "raw", "tok", "tokens", "u16", "u32", "mds"];
 
-/// Returns whether a file has the name of a token file.
+/// Returns whether a path has the name of a token file.
 pub fn is_named_like_tokens(path: &Path) -> bool {
     path.extension()
         .is_some_and(|suffix| TOKEN_SUFFIXES.iter().any(|known| suffix.eq_ignore_ascii_case(known)))
 }
 
-/// Returns a sentence with the kind of the file and the remedy, if its first bytes or its name tell.
+/// Returns a sentence with the kind of the file and the remedy, if its first bytes or its name reveal the kind.
 pub fn named(path: &Path, first: &[u8], size: u64) -> Option<Cow<'static, str>> {
     if first.is_empty() {
         return Some(EMPTY.into());
     }
-    // The JSON of a header: the file is a broken safetensors file.
+    // It has the JSON of a header, so it is a broken safetensors file.
     if first.get(8..).is_some_and(|json| json.trim_ascii_start().starts_with(b"{")) {
         return None;
     }

@@ -14,24 +14,25 @@
 //!               WeightFile                        Checkpoint   -> WeightFile of a name
 //! ```
 //!
-//! What the room promises:
+//! **Guarantees.**
 //!
-//! * Opening reads headers and the index, and nothing else. Their lengths are bounded before they are read (100 MB,
-//!   256 MiB); an index may name at most 65,536 files; opening stops after 100 files that fail.
+//! * Opening reads headers and the index, and nothing else. Their lengths are limited before they are read (100 MB, 256
+//!   MiB). An index may name at most 65,536 files. Opening stops after 100 failed files.
 //! * A header is kept after its file is closed, and serves the next opening if the file has not changed since.
-//! * A header is parsed from a private copy. Strict, it is refused where the format's text disallows it; with
-//!   upstream's rules it is judged as the `safetensors` crate judges it, file by file (a differential test holds that).
-//! * Every tensor of a header lies inside its file, so that offsets need no check later.
+//! * A header is parsed from a private copy. In strict mode, it is rejected if it breaks the format's text. With
+//!   upstream's rules it is judged as the `safetensors` crate judges it, file by file (a differential test checks
+//!   this).
+//! * Every tensor of a header lies inside its file, so offsets need no check later.
 //! * Names in an index or a folder never lead outside the folder, the blobs of its Hugging Face cache, and the one
-//!   folder that the caller allows in addition. Files are opened by descriptors, so renames and links cannot change that.
-//! * Everything that is wrong with a checkpoint is in one error. An error that the checkpoint is not to blame for (no
+//!   folder that the caller allows in addition. Files are opened by descriptors, so renames and links cannot change
+//!   that.
+//! * One error reports everything that is wrong with a checkpoint. An error that is not the checkpoint's fault (no
 //!   permission, no memory) is raised as it is.
-//! * All types can be used by several threads at once. Calls that touch a file may block: callers detach.
+//! * Several threads can use all types at once. Calls that touch a file may block, so callers detach.
+//! * Checksums beside a file ([`checksums`]) are limited by the header's length before they are read. They are found as
+//!   the file was: only in its folder.
 //!
-//! * Checksums beside a file ([`checksums`]) are bounded by the header's length before they are read, and found as
-//!   the file was: in its folder and no other.
-//!
-//! The binding calls this room; it uses `mapped_file` for files.
+//! The binding calls this module, which uses `mapped_file` for files.
 
 pub mod blob;
 mod catalog;

@@ -1,12 +1,12 @@
-//! The shard that comes after another one, by its name.
+//! Finds the shard after a given one, by its name.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Returns the path of the next shard: `model-00002-of-00004.safetensors` after `model-00001-of-00004.safetensors`,
-/// `consolidated.01.safetensors` after `consolidated.00.safetensors`. `None` for the last of a known number, and for
-/// a name without a number. Whether there is such a file is not looked up.
+/// `consolidated.01.safetensors` after `consolidated.00.safetensors`. `None` for the last of a known number, and for a
+/// name without a number. It does not check whether the file exists.
 pub fn next_shard(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.as_bytes();
     let stem = name.strip_suffix(b".safetensors")?;
@@ -27,7 +27,7 @@ pub fn next_shard(path: &Path) -> Option<PathBuf> {
     Some(path.with_file_name(OsStr::from_bytes(&name)))
 }
 
-/// Returns where the runs of digits are.
+/// Returns the ranges of the runs of digits.
 fn numbers(text: &[u8]) -> Vec<std::ops::Range<usize>> {
     let mut found: Vec<std::ops::Range<usize>> = Vec::new();
     for place in (0..text.len()).filter(|&place| text[place].is_ascii_digit()) {

@@ -1,4 +1,4 @@
-//! The shards of a checkpoint and their headers, opened in parallel.
+//! Opens the shards of a checkpoint and their headers, in parallel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,12 +14,12 @@ use crate::mapped_file::file_set::{DescriptorBudget, Kept};
 use crate::mapped_file::{MappedFile, RequestedMode, descriptor_limit};
 use crate::os::process::parallel::{FILES_PER_THREAD, in_parallel_while};
 
-/// Upper bound of the threads that wait for a server at the same time.
+/// Maximum number of threads that wait for a server at the same time.
 pub const WAITING_THREADS: usize = 64;
-/// Descriptors that each of those threads may use.
+/// Number of descriptors that each of those threads may use.
 const DESCRIPTORS_PER_THREAD: usize = 16;
 
-/// Failed files after which no more are tried: an index may name tens of thousands.
+/// Number of failed files after which opening stops, because an index may name tens of thousands.
 pub const MAX_FAILED: usize = 100;
 
 /// A shard whose header was read.
@@ -30,8 +30,8 @@ pub struct OpenedShard {
     pub header: Arc<Header>,
 }
 
-/// Opens all shards. `None` stands for a shard that was not tried, because too many others had failed. An error that
-/// is not the checkpoint's fault ends the opening at once, and so does `keep_going` when it returns `false`.
+/// Opens all shards. `None` stands for a shard that was not tried because too many others had failed. An error that is
+/// not the checkpoint's fault ends the opening at once, as does `keep_going` when it returns `false`.
 pub fn open_shards(
     shards: &[ShardPath],
     mode: RequestedMode,

@@ -1,4 +1,4 @@
-//! [`Report`]: the problems of a checkpoint, together in one error, and its oddities as warnings.
+//! [`Report`]: collects the problems of a checkpoint into one error, and its oddities into warnings.
 //!
 //! ```text
 //! finding                               strict     upstream's rules
@@ -49,7 +49,7 @@ impl Report {
         Self { warnings, ..Self::default() }
     }
 
-    /// Records why a shard could not be opened.
+    /// Records the error of a shard that could not be opened.
     pub fn add_file(&mut self, shard: &ShardPath, error: Error) {
         let path = shard.path.display();
         match error {
@@ -59,13 +59,13 @@ impl Report {
         }
     }
 
-    /// Records a tensor that two files have.
+    /// Records a tensor that exists in two files.
     pub fn add_repeat(&mut self, name: &str, first: &ShardPath, second: &ShardPath) {
         let (first, second) = (first.path.display(), second.path.display());
         self.repeated_names.add(format_args!("{} ({first} and {second})", quoted(name)));
     }
 
-    /// Records the headers' own warnings, with the path where there are several files.
+    /// Records the headers' own warnings, with the path if there are several files.
     pub fn add_headers(&mut self, headers: &[Arc<Header>], shards: &[ShardPath]) {
         for (header, shard) in headers.iter().zip(shards) {
             let path = if shards.len() > 1 { format!("{}: ", shard.path.display()) } else { String::new() };
@@ -73,7 +73,7 @@ impl Report {
         }
     }
 
-    /// Returns the union of the headers' metadata. Keys on which two headers differ are left out, with a warning.
+    /// Returns the union of the headers' metadata. It leaves out keys that differ between headers, with a warning.
     pub fn merge_metadata(&mut self, headers: &[Arc<Header>]) -> Option<Vec<(String, String)>> {
         let mut headers = headers.iter().filter_map(|header| header.metadata()).peekable();
         headers.peek()?;

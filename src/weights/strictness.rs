@@ -1,12 +1,12 @@
-//! [`Strictness`]: whether files that only upstream's code accepts are refused.
+//! [`Strictness`]: whether to reject files that only upstream's code accepts.
 
-/// What to do with files that the format disallows and upstream's code accepts.
+/// The treatment of files that the format forbids and upstream's code accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Strictness {
-    /// Refuses them: duplicate keys, `null` metadata, NUL in names, serde's other spellings.
+    /// Rejects them: duplicate keys, `null` metadata, NUL in names, serde's other spellings.
     #[default]
     Strict,
-    /// Accepts what version 0.8 of the `safetensors` crate accepts.
+    /// Accepts all files that version 0.8 of the `safetensors` crate accepts.
     Upstream,
 }
 

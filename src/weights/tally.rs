@@ -1,8 +1,8 @@
-//! A count of similar findings with the first few kept for the message.
+//! Counts similar findings, and keeps the first few for the message.
 
 use std::fmt::Display;
 
-/// Upper bound of findings that a message shows.
+/// Maximum number of findings in a message.
 const SHOWN: usize = 5;
 
 /// Findings of one kind.

@@ -1,4 +1,4 @@
-//! [`Header`]: a header that was read and checked. Its tensors are found by name and in order of their data.
+//! [`Header`]: a header that was read and checked. It finds tensors by name and in order of their data.
 
 use super::error::{HeaderError, HeaderErrorKind};
 use super::names::NameOrder;
@@ -20,7 +20,7 @@ pub struct Header {
 }
 
 impl Keepable for Header {
-    /// Its JSON is not kept.
+    /// The header does not keep its JSON.
     fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.table.memory_bytes()
@@ -40,7 +40,7 @@ pub struct TensorEntry<'h> {
 }
 
 impl Header {
-    /// Parses the JSON, the bytes from 8 on whose number [`header_bytes`](super::header_bytes) returns.
+    /// Parses the JSON. It starts at byte 8, and [`header_bytes`](super::header_bytes) returns its length.
     pub fn parse(json: &[u8], file_size: u64, strictness: Strictness) -> Result<Self, HeaderError> {
         let length = json.len() as u64;
         check_length(length, file_size)?;
@@ -65,12 +65,12 @@ impl Header {
         self.table.records.len()
     }
 
-    /// The tensors in order of their names.
+    /// Returns the tensors in order of their names.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> + DoubleEndedIterator {
         self.by_name.indices.iter().map(|&index| self.entry(index))
     }
 
-    /// The tensors in order of their data. Tensors at the same place, which are empty, come in order of names.
+    /// Returns the tensors in order of their data. Tensors at the same place are empty, and come in order of names.
     pub fn tensors_by_offset(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> + DoubleEndedIterator {
         self.by_offset.iter().map(|&index| self.entry(index))
     }
@@ -89,13 +89,13 @@ impl Header {
         self.entry(self.by_name.indices[rank])
     }
 
-    /// The pairs of `__metadata__`, in the order of the header.
+    /// Returns the pairs of `__metadata__`, in the order of the header.
     pub fn metadata(&self) -> Option<impl ExactSizeIterator<Item = (&str, &str)>> {
         let pairs = self.table.metadata.as_ref()?;
         Some(pairs.iter().map(|pair| (self.table.text(pair.key.span), self.table.text(pair.value))))
     }
 
-    /// Warnings of fields that the format does not have. Beyond the first few they are only counted.
+    /// Returns warnings about fields that the format does not have. After the first few they are only counted.
     pub fn warnings(&self) -> &[String] {
         &self.table.warnings
     }

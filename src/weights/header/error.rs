@@ -1,4 +1,4 @@
-//! [`HeaderError`]: which rule a header breaks, and at which byte.
+//! [`HeaderError`]: the rule that a header breaks, and the offset of the faulty byte.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use crate::allocate::OutOfMemory;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HeaderErrorKind {
-    /// The file has no room for the header's length.
+    /// The file is too short for the header's length field.
     TooSmall,
     /// The header's length exceeds `MAX_HEADER_BYTES`.
     TooLarge,
-    /// The header's length exceeds what the file holds.
+    /// The header's length exceeds the size of the file.
     InvalidLength,
     InvalidUtf8,
     /// Not JSON, or JSON of another structure.
@@ -23,21 +23,21 @@ pub enum HeaderErrorKind {
     InvalidName,
     /// A key that occurs twice in one object.
     Duplicate,
-    /// A tensor that does not begin where the one before it ends.
+    /// A tensor that does not begin at the end of the previous tensor.
     InvalidOffsets,
     /// A shape whose number of elements or bits exceeds 64 bits.
     Overflow,
     /// Elements smaller than a byte that do not fill whole bytes.
     SubByte,
-    /// A shape and element type whose size differs from that of the data.
+    /// A shape and element type that do not match the size of the data.
     InvalidSize,
-    /// Tensors that do not end where the file ends.
+    /// The last tensor does not end at the end of the file.
     IncompleteCover,
-    /// The header may be right, but there is no memory for it.
+    /// The header may be valid, but there is no memory for it.
     NoMemory(OutOfMemory),
 }
 
-/// The reason for which a header is refused. `offset` counts bytes from the file's start.
+/// The reason why a header is rejected. `offset` counts bytes from the file's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderError {
     pub kind: HeaderErrorKind,
@@ -86,7 +86,7 @@ pub(super) fn shape_text(shape: &[u64]) -> String {
     }
 }
 
-/// Shortens a message: those of serde quote whole strings of the file.
+/// Shortens a message, because serde's messages quote whole strings of the file.
 fn clipped(mut text: String) -> String {
     const MAX_BYTES: usize = 2000;
     if text.len() > MAX_BYTES {

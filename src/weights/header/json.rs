@@ -1,9 +1,8 @@
-//! The header's JSON, read in one pass into a [`HeaderTable`].
+//! Reads the header's JSON in one pass into a [`HeaderTable`].
 //!
-//! Upstream's reader is derived by serde with `#[serde(flatten)]`: it buffers each entry as a tree and reads the
-//! tree. This reader judges odd files as that one does: the value of an unknown field must be valid in full, with
-//! numbers in range and nesting within the limit.
-//! Source: <https://github.com/huggingface/safetensors>, `tensor.rs`, `HashMetadata`.
+//! serde derives upstream's reader with `#[serde(flatten)]`: it buffers each entry as a tree and reads the tree. This
+//! reader judges odd files in the same way: the value of an unknown field must be valid in full, with numbers in range
+//! and nesting within the limit. Source: <https://github.com/huggingface/safetensors>, `tensor.rs`, `HashMetadata`.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -35,14 +34,14 @@ pub(super) fn parse(json: &str, strictness: Strictness) -> Result<HeaderTable, H
     Ok(reader.table)
 }
 
-/// State that the visitors share: the table that they fill, and the facts for an error message.
+/// State shared by the visitors: the table that they fill, and the facts for an error message.
 struct HeaderReader<'j> {
     json: &'j str,
     strictness: Strictness,
     table: HeaderTable,
     /// The tensor whose entry is being read.
     current: Option<Span>,
-    /// The kind of the error that a visitor raised; serde's errors carry text alone.
+    /// The kind of the error that a visitor raised, because serde's errors carry only text.
     refusal: Option<HeaderErrorKind>,
     uncounted_warnings: usize,
 }
@@ -79,12 +78,12 @@ impl HeaderReader<'_> {
 
     fn append(&mut self, value: &str, place: Option<NonZeroU32>) -> Text {
         let start = self.table.text.len();
-        // There is room for all strings of the header.
+        // The text has space for all strings of the header.
         self.table.text.push_str(value);
         Text { span: Span::new(start, self.table.text.len()), place }
     }
 
-    /// Returns the place in the file of the quote that opens `value`, which must lie inside the JSON.
+    /// Returns the position in the file of the quote that opens `value`, which must lie inside the JSON.
     fn place(&self, value: &str) -> Option<NonZeroU32> {
         let in_json = value.as_ptr().addr().checked_sub(self.json.as_ptr().addr())?;
         let in_file = LENGTH_BYTES.checked_add(in_json as u64)?.checked_sub(1)?;
@@ -143,7 +142,7 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_, '_> {
 /// Reads the entry of a name, and appends it to the table.
 fn entry<'de, A: MapAccess<'de>>(reader: &mut HeaderReader, name: Text, map: &mut A) -> Result<(), A::Error> {
     reader.current = Some(name.span);
-    // Only an escape can write NUL, and names with escapes have no place.
+    // Only an escape can write NUL, and names with escapes have no position in the file.
     let may_have_nul = reader.strictness == Strictness::Strict && name.place.is_none();
     if may_have_nul && reader.table.text(name.span).contains('\0') {
         return Err(reader.refuse(HeaderErrorKind::InvalidName, "the name has a NUL character"));
@@ -235,7 +234,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_, '_> {
         reader.push(|table| &mut table.records, Record { name: self.name, shape, dtype, begin, end })
     }
 
-    /// Derived serde code, as upstream's, also takes the fields' values as an array.
+    /// serde's derived code, which upstream uses, also accepts the fields' values as an array.
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         if self.reader.strictness == Strictness::Strict {
             return Err(A::Error::invalid_type(Unexpected::Seq, &self));
@@ -282,7 +281,7 @@ impl<'de> Visitor<'de> for DtypeVisitor<'_, '_> {
             .ok_or_else(|| self.0.refuse(HeaderErrorKind::UnknownDtype, unknown_dtype(name)))
     }
 
-    /// Derived serde code, as upstream's, also takes an enum as `{"U8": null}`.
+    /// serde's derived code, which upstream uses, also accepts an enum as `{"U8": null}`.
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Dtype, A::Error> {
         if self.0.strictness == Strictness::Strict {
             return Err(A::Error::invalid_type(Unexpected::Map, &self));
@@ -297,8 +296,8 @@ impl<'de> Visitor<'de> for DtypeVisitor<'_, '_> {
     }
 }
 
-/// Returns the message of an unknown element type. Without `collect` and `join`: LLVM unrolls those over the constant
-/// names and then optimizes for minutes.
+/// Returns the message for an unknown element type. It avoids `collect` and `join`: LLVM would unroll those over the
+/// constant names and then optimize for minutes.
 #[cold]
 fn unknown_dtype(name: &str) -> String {
     let mut text = format!("unknown variant {} as dtype, expected one of", quoted(name));

@@ -1,4 +1,4 @@
-//! A safetensors file's header, from bytes: what it says, checked against the file's size.
+//! The header of a safetensors file: parsed from bytes, and checked against the file's size.
 //!
 //! Format: <https://github.com/huggingface/safetensors#format>. A file is the header's length N (8 bytes, little
 //! endian), N bytes of JSON, and the tensors' data.
@@ -9,7 +9,7 @@
 //!                   +----------+-------------------+---> HeaderError: which rule, at which byte
 //! ```
 //!
-//! The room is pure: it sees bytes and never a file. Work and memory are bounded by N, which is at most
+//! The module is pure: it sees bytes and never a file. Work and memory are proportional to N, which is at most
 //! [`MAX_HEADER_BYTES`] and never more than the file holds.
 
 mod contents;

@@ -1,10 +1,10 @@
-//! [`NameOrder`]: keys in order, found fast. Names of one model begin alike, so the 8 bytes after the shared prefix
+//! [`NameOrder`]: sorted keys, for fast lookup. Names of one model begin alike, so the 8 bytes after the shared prefix
 //! decide most comparisons.
 
 use super::table::HEADER;
 use crate::allocate::{self, OutOfMemory};
 
-/// Indices of items in order of their keys, and of equal keys in order of the header.
+/// Indices of items in order of their keys. Equal keys stay in the order of the header.
 #[derive(Debug, Default)]
 pub(super) struct NameOrder {
     /// The length of the prefix that all keys share.
@@ -28,12 +28,12 @@ impl NameOrder {
         Ok(Self { shared_bytes, leading, indices })
     }
 
-    /// Returns how much memory the order takes, beside itself.
+    /// Returns the memory of the order in bytes, besides the value itself.
     pub fn memory_bytes(&self) -> usize {
         self.leading.capacity() * size_of::<u64>() + self.indices.capacity() * size_of::<u32>()
     }
 
-    /// Returns the position of a key in the order; `name_of` returns the key of an index.
+    /// Returns the position of a key in the order. `name_of` returns the key of an index.
     pub fn rank<'t>(&self, name: &str, name_of: impl Fn(u32) -> &'t str) -> Option<usize> {
         let first = name_of(*self.indices.first()?).as_bytes();
         let rest = name.as_bytes().strip_prefix(&first[..self.shared_bytes])?;
@@ -52,7 +52,7 @@ fn shared_prefix<'t>(mut names: impl Iterator<Item = &'t [u8]>) -> usize {
     })
 }
 
-/// Returns the first 8 bytes as a number that compares as the bytes do.
+/// Returns the first 8 bytes as a number that sorts like the bytes.
 fn leading_bytes(name: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let length = name.len().min(bytes.len());

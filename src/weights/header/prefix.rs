@@ -5,10 +5,10 @@ use super::error::{HeaderError, HeaderErrorKind};
 /// Upstream's limit on the length of the JSON.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Size of the length itself.
+/// Size of the length field.
 pub const LENGTH_BYTES: u64 = 8;
 
-/// Returns the length of the JSON, from the file's first bytes, so that the caller can read exactly that much.
+/// Returns the length of the JSON, given the file's first bytes, so that the caller can read exactly that much.
 pub fn header_bytes(prefix: &[u8], file_size: u64) -> Result<u64, HeaderError> {
     let prefix = prefix.first_chunk().filter(|_| file_size >= LENGTH_BYTES).ok_or_else(|| {
         let found = file_size.min(prefix.len() as u64);

@@ -1,5 +1,5 @@
-//! [`HeaderTable`]: the entries of a header in a few flat vectors. A header may have a million entries, so none of
-//! them owns an allocation.
+//! [`HeaderTable`]: the entries of a header in a few flat vectors. A header may have a million entries, so no entry
+//! owns an allocation.
 
 use std::num::NonZeroU32;
 
@@ -69,7 +69,8 @@ pub(super) const HEADER: &str = "the header of a safetensors file";
 const ENTRY_BYTES: usize = 100;
 
 impl HeaderTable {
-    /// Makes a table with capacity for a header of this length: for all of its strings, and for a usual number of entries.
+    /// Creates a table for a header of this length, with capacity for all of its strings and for a typical number of
+    /// entries.
     pub fn with_capacity(json_bytes: usize) -> Result<Self, OutOfMemory> {
         let entries = json_bytes / ENTRY_BYTES;
         Ok(Self {
@@ -92,7 +93,7 @@ impl HeaderTable {
         &self.shapes[record.shape.range()]
     }
 
-    /// Returns how much memory the table takes, beside itself.
+    /// Returns the memory of the table in bytes, besides the value itself.
     pub fn memory_bytes(&self) -> usize {
         let warnings = self.warnings.iter().map(|warning| warning.capacity() + size_of::<String>());
         self.text.capacity()

@@ -7,7 +7,7 @@ use crate::allocate::{self, OutOfMemory};
 use crate::dtype::SizeError;
 use crate::weights::strictness::Strictness;
 
-/// Returns the records in order of their names. The format disallows duplicate keys; upstream lets the last one win.
+/// Returns the records in order of their names. The format forbids duplicate keys; upstream lets the last one win.
 pub(super) fn unique_names(
     table: &mut HeaderTable,
     strictness: Strictness,
@@ -59,7 +59,7 @@ pub(super) fn offset_order(table: &HeaderTable) -> Result<Vec<u32>, OutOfMemory>
     allocate::collected(order.iter().map(|&(.., index)| index), HEADER)
 }
 
-/// Checks each tensor's place and size, and that the last one ends where the file ends.
+/// Checks each tensor's place and size, and that the last tensor ends at the end of the file.
 pub(super) fn check_layout(
     table: &HeaderTable,
     offset_order: &[u32],
