@@ -1,4 +1,4 @@
-//! Asking the kernel for bytes before they are used.
+//! Asks the kernel for bytes before they are used.
 
 use std::ops::Deref;
 
@@ -10,47 +10,46 @@ use crate::mapped_file::{
 
 use super::ranges::{ByteRange, FileId};
 
-/// After this many cached ranges in a row the cache is trusted.
+/// Number of consecutive cached ranges after which we trust the cache.
 const TRUST_AFTER_RANGES: u32 = 256;
 
-/// Ranges with no larger gaps than this are looked up in one go.
+/// Ranges with no larger gaps than this are looked up together.
 const NEAR_BYTES: u64 = 128 << 10;
 
 /// Asks for ranges ahead of their use, and knows whether the cache is warm.
 #[derive(Debug, Default)]
 pub struct Ahead {
     cached_in_a_row: u32,
-    /// The last range of the lot before. A sequential stream goes on in the page in which that one ends.
+    /// The last range of the previous batch. A sequential stream continues in the page where that range ends.
     last: Option<ByteRange>,
-    /// Whether every range is looked up. Benchmarks set it.
+    /// Whether to look up every range. Benchmarks set it.
     pub looks_at_all: bool,
-    /// What asks, for one file whose pages are used through its mapping meanwhile.
+    /// Sends the requests, for a single file whose mapped pages are in use meanwhile.
     pub prefetcher: Option<Prefetcher>,
 }
 
-/// What became of a lot of ranges.
+/// The result for a batch of ranges.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Lot {
-    /// Ranges that were looked up and found in the page cache.
+    /// Number of ranges that were found in the page cache.
     pub cached: u64,
-    /// Bytes that the kernel was asked for.
+    /// Number of bytes that the kernel was asked for.
     pub asked_bytes: u64,
-    /// Whether the whole lot is in the page cache, as far as that was looked up.
+    /// Whether the whole batch is in the page cache, as far as it was looked up.
     pub is_cached: bool,
 }
 
 impl Ahead {
-    /// Asks for those of a lot of ranges that are not in the page cache. `open` gives the file of a range.
+    /// Asks for the ranges of a batch that are not in the page cache. `open` returns the file of a range.
     ///
-    /// Files in `read` mode are left out: their readers do not go through a mapping, and wait side by side
-    /// instead.
+    /// Files in `read` mode are skipped: their readers use no mapping, and wait in parallel instead.
     pub fn ask<O: Deref<Target = Opened>>(
         &mut self,
         ranges: &[ByteRange],
         open: impl Fn(FileId) -> Result<O>,
     ) -> Result<Lot> {
         let mut lot = Lot { is_cached: true, ..Lot::default() };
-        // The last one: a file that was read in part is warm up to some place.
+        // Probe the last range, because a partly read file is warm up to some position.
         let probe = ranges.last().filter(|_| self.is_trusted());
         if let Some(range) = probe
             && is_resident(&*open(range.file)?, *range)
@@ -78,7 +77,7 @@ impl Ahead {
         Ok(lot)
     }
 
-    /// Asks for a range, as far as it is not cached and was not asked for with the lot before.
+    /// Asks for the part of a range that is not cached and was not requested with the previous batch.
     fn ask_for(&mut self, range: ByteRange, opened: &Opened, pages: Option<&ResidentPages>, lot: &mut Lot) {
         let Some(range) = self.without_last(range) else { return };
         if opened.facts.mode == Mode::Read {
@@ -108,7 +107,7 @@ impl Ahead {
         lot.cached += 1;
     }
 
-    /// Whether the cache has held everything for long.
+    /// Returns whether every recent range was cached.
     pub fn is_warm(&self) -> bool {
         self.cached_in_a_row >= TRUST_AFTER_RANGES
     }
@@ -117,7 +116,7 @@ impl Ahead {
         self.is_warm() && !self.looks_at_all
     }
 
-    /// The part of a range that the lot before did not ask for.
+    /// Returns the part of a range that the previous batch did not ask for.
     fn without_last(&self, range: ByteRange) -> Option<ByteRange> {
         match self.last {
             Some(last) if last.file == range.file && (last.offset..last.end()).contains(&range.offset) => {

@@ -1,4 +1,4 @@
-//! [`Background`]: work by a crew of its own, which goes on while its owner does something else.
+//! [`Background`]: work on threads of its own, which continues while its owner does something else.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use super::crew::{CLOSE_PATIENCE, Crew, Limits, Work};
 
 /// Work that can be ended early.
 pub trait BackgroundWork: Work + Send + 'static {
-    /// Ends the work, with an error or without. Threads in the middle of a read end by themselves.
+    /// Ends the work, with an error or without. A thread that is in a read ends afterwards.
     fn end(&self, error: Option<Error>);
 
-    /// Drops results. It has ended, and nobody will ask for any.
+    /// Drops all results. The work has ended, and no caller will ask for results.
     fn forget(&self) {}
 }
 
-/// Work and its threads. The work ends with this value.
+/// Work and its threads. The work ends when this value is dropped.
 ///
-/// A child of a fork has no such threads, and a lock may be one that they held: it touches nothing.
+/// A forked child has no such threads, and they may have held a lock. It therefore touches nothing.
 #[derive(Debug)]
 pub struct Background<W: BackgroundWork> {
     work: Arc<W>,
@@ -36,12 +36,12 @@ impl<W: BackgroundWork> Background<W> {
         Ok(started)
     }
 
-    /// Returns whether this is the process that has the threads.
+    /// Returns whether this process has the threads.
     pub fn is_here(&self) -> bool {
         self.process == fork::generation()
     }
 
-    /// Refuses a child of that process. `threads` is what they are called.
+    /// Returns an error in a child of that process. `threads` is their name in the message.
     pub fn check_process(&self, threads: &str) -> Result<()> {
         if self.is_here() {
             return Ok(());
@@ -55,14 +55,14 @@ impl<W: BackgroundWork> Background<W> {
         self.crew.wait_for_end(patience);
     }
 
-    /// Stops the work. Threads in the middle of a read end by themselves.
+    /// Stops the work. A thread that is in a read ends afterwards.
     pub fn stop(&self) {
         if self.is_here() {
             self.work.end(None);
         }
     }
 
-    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    /// Stops the threads and waits for them, but not forever: a thread may hang in a read from dead storage.
     pub fn close(&self) {
         if self.is_here() {
             self.work.end(None);
@@ -84,7 +84,7 @@ impl<W: BackgroundWork> Drop for Background<W> {
     fn drop(&mut self) {
         if self.is_here() {
             self.work.end(None);
-            // A thread in the middle of a read has the work, too, and perhaps for long.
+            // A thread that is in a read also owns the work, perhaps for long.
             self.work.forget();
         } else {
             std::mem::forget(self.work.clone());

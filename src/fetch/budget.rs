@@ -1,17 +1,17 @@
-//! How much may be on its way at a time. The unit is the caller's: bytes of a slice, batches of a stream.
+//! Limits the amount in flight. The caller chooses the unit, for example bytes of a slice or batches of a stream.
 
 use crate::os::process::limits;
 
-/// The default budget of memory: this share of what is available, and no more than [`MEMORY_BYTES`].
+/// The default memory budget is this share of the available memory, and at most [`MEMORY_BYTES`].
 const MEMORY_SHARE: u64 = 8;
 const MEMORY_BYTES: u64 = 1 << 30;
 
-/// Returns the budget of memory of a caller that names none.
+/// Returns the memory budget for a caller that gives none.
 pub fn default_memory_bytes() -> u64 {
     (limits::available_memory_bytes() / MEMORY_SHARE).min(MEMORY_BYTES)
 }
 
-/// A limit, and how much of it is in flight.
+/// A limit, and the amount in flight.
 ///
 /// ```text
 ///   take ──> in flight ──> give_back        room: in flight < limit
@@ -22,12 +22,12 @@ pub struct Budget {
     first: u64,
     limit: u64,
     most: u64,
-    /// Below zero where the consumer has overtaken what was asked for.
+    /// Negative if the consumer has overtaken the requests.
     in_flight: i64,
 }
 
 impl Budget {
-    /// A limit that begins at `first` and doubles up to `most`.
+    /// Creates a budget with a limit that begins at `first` and doubles up to `most`.
     pub fn new(first: u64, most: u64) -> Self {
         Self { first, limit: first, most: most.max(first), in_flight: 0 }
     }
@@ -48,12 +48,12 @@ impl Budget {
         self.in_flight <= 0
     }
 
-    /// Whether there is room once the limit has grown as far as it may.
+    /// Returns whether there would be room with the largest limit.
     pub fn is_below_most(&self) -> bool {
         self.in_flight < self.most as i64
     }
 
-    /// Whether less than half of the limit is in flight: refilling is worth its cost.
+    /// Returns whether less than half of the limit is in flight, so that refilling is worth its cost.
     pub fn is_half_used(&self) -> bool {
         self.in_flight < self.limit.div_ceil(2) as i64
     }
@@ -62,7 +62,7 @@ impl Budget {
         self.in_flight = self.in_flight.saturating_add(amount as i64);
     }
 
-    /// Credit from the consumer.
+    /// Returns credit from the consumer.
     pub fn give_back(&mut self, amount: u64) {
         self.in_flight = self.in_flight.saturating_sub(amount as i64);
     }

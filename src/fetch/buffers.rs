@@ -1,4 +1,4 @@
-//! Buffers that are used again once their last user drops them.
+//! Buffers that are reused after their last user drops them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,7 +8,8 @@ use crate::os::errno::system;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
 use crate::os::process::fork;
 
-/// Buffers of one size. The buffer that came back last is taken first: it is still in the processor's cache.
+/// Buffers of equal size. The buffer that was returned last is taken first, because it is still in the processor's
+/// cache.
 ///
 /// ```text
 ///   free ──take──> being filled ──lease──> leased ──the last user drops it──> free, or freed
@@ -20,10 +21,10 @@ pub struct Pool(Arc<Inner>);
 struct Inner {
     free: Mutex<Vec<Anonymous>>,
     buffer_bytes: usize,
-    /// Upper bound of free buffers that are kept.
+    /// Maximum number of free buffers to keep.
     keep: usize,
     made: AtomicU64,
-    /// After a fork a thread of the parent may hold the lock: a child does not touch it.
+    /// After a fork, a thread of the parent may hold the lock. A child therefore does not touch it.
     process: u64,
 }
 
@@ -46,7 +47,7 @@ impl Pool {
         }))
     }
 
-    /// Takes a free buffer, which holds old content, or makes a new one.
+    /// Takes a free buffer, which holds old content, or allocates a new one.
     pub fn take(&self) -> Result<Anonymous> {
         let again = self.0.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(block) = again {
@@ -63,7 +64,7 @@ impl Pool {
         Lease { block: Some(block), pool: Arc::downgrade(&self.0) }
     }
 
-    /// Number of buffers that were allocated so far.
+    /// Returns the number of buffers allocated so far.
     pub fn made(&self) -> u64 {
         self.0.made.load(Ordering::Relaxed)
     }

@@ -10,13 +10,13 @@ use crate::error::{Error, Result};
 use crate::os::process::thread;
 use crate::os::process::usage::Usage;
 
-/// Time between two questions to a [`KeepGoing`]. Short enough for Ctrl-C, long enough to cost nothing.
+/// Time between two calls of a [`KeepGoing`]. Short enough for Ctrl-C, and long enough to cost nothing.
 pub const PERIOD: Duration = Duration::from_millis(50);
 
-/// How long closing waits for threads that are in the middle of a read: one may hang in a read of dead storage.
+/// Time for which closing waits for threads in a read: a thread may hang in a read from dead storage.
 pub const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Called now and then by the thread that called into this crate; `false` stops.
+/// Called now and then by the thread that called into this crate. Returning `false` stops the work.
 pub type KeepGoing<'a> = dyn FnMut() -> bool + 'a;
 
 /// Number of items after which the crew decides again whether storage is slow.
@@ -25,10 +25,10 @@ const DECIDE_AFTER_ITEMS: usize = 32;
 const SLOW_SHARE: usize = 4;
 const STACK_BYTES: usize = 512 << 10;
 
-/// Upper bound of threads that a caller can request.
+/// Maximum number of threads that a caller can request.
 pub const MAX_GIVEN_THREADS: usize = 1024;
 
-/// Checks a number of threads that a caller requests.
+/// Checks a requested number of threads.
 pub fn check_threads(threads: usize) -> Result<()> {
     if (1..=MAX_GIVEN_THREADS).contains(&threads) {
         return Ok(());
@@ -80,9 +80,9 @@ impl<W: Work> Drop for OnPanic<'_, W> {
     }
 }
 
-/// Shortest sleep that counts as a storage wait; locks and page-table changes cause shorter ones.
+/// Minimum sleep that counts as a storage wait. Locks and page-table changes cause shorter sleeps.
 const SHORTEST_WAIT: Duration = Duration::from_micros(200);
-/// Lowest copy rate assumed.
+/// Assumed minimum copy rate.
 const COPY_BYTES_PER_NANOSECOND: u64 = 4;
 
 /// Measures whether the calling thread waits for storage.
@@ -114,7 +114,7 @@ impl Wait {
 enum Role {
     /// Does steps of the work. The limits apply to workers.
     Worker,
-    /// Does anything else that the crew waits for at the end.
+    /// Does any other task that the crew waits for at the end.
     Assistant,
 }
 
@@ -134,7 +134,7 @@ struct Count {
     workers: usize,
     /// Items since the last decision.
     items: usize,
-    /// The number of `items` in which the thread waited for storage.
+    /// Number of items whose thread waited for storage.
     waited_items: usize,
     is_warm: bool,
 }
@@ -154,8 +154,8 @@ impl Count {
         if self.items < DECIDE_AFTER_ITEMS && self.waited_items < self.workers.max(1) {
             return Decision::None;
         }
-        // Threads also wait for each other while mappings of the process change. If the cache is warm, every wait
-        // is of that kind.
+        // Threads also wait for each other while the process's mappings change. If the cache is warm, every wait has
+        // this cause.
         let is_slow = !self.is_warm && self.waited_items * SLOW_SHARE >= self.items;
         (self.items, self.waited_items) = (0, 0);
         if !is_slow {
@@ -177,7 +177,8 @@ impl Count {
     }
 }
 
-/// A thread that was counted as a member of the crew. It leaves when this is dropped, also if it cannot be started.
+/// A thread that is counted as a member of the crew. Dropping it removes the thread from the count, even if the start
+/// failed.
 struct CrewMember<C: Deref<Target = Crew>>(C, Role);
 
 impl<C: Deref<Target = Crew>> Drop for CrewMember<C> {
@@ -203,7 +204,7 @@ impl CrewMember<Arc<Crew>> {
 }
 
 impl Crew {
-    /// Makes a crew without threads. Storage counts as slow until the first decision, so the first items are
+    /// Creates a crew without threads. Storage counts as slow until the first decision, so that the first items are
     /// spread over many threads.
     pub fn new(limits: Limits) -> Self {
         let count = Count { threads: 0, workers: 0, items: 0, waited_items: 0, is_warm: false };
@@ -218,7 +219,7 @@ impl Crew {
         self.is_slow.load(Ordering::Relaxed)
     }
 
-    /// Returns whether waits must be measured: they have no effect on a crew that cannot grow.
+    /// Returns whether waits must be measured. They have no effect on a crew that cannot grow.
     pub fn can_grow(&self) -> bool {
         self.limits.first < self.limits.most
     }
@@ -307,7 +308,7 @@ impl Crew {
         });
     }
 
-    /// Runs steps until none is left; an extra thread also stops once storage is calm.
+    /// Runs steps until none is left. An extra thread also stops once storage is calm.
     fn serve<W: Work>(&self, work: &W, is_extra: bool, start: impl Fn(), mut after_step: impl FnMut()) {
         let _on_panic = OnPanic(work);
         let mut tools = W::Tools::default();
@@ -325,7 +326,8 @@ impl Crew {
         }
     }
 
-    /// Waits until all threads have ended, at most for `patience`: a read from dead storage may hang forever.
+    /// Waits until all threads have ended, but at most for `patience`, because a read from dead storage may hang
+    /// forever.
     pub fn wait_for_end(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let mut count = self.lock();
@@ -452,7 +454,7 @@ mod tests {
         assert_eq!((asked, work.done.into_inner(), crew.threads()), (3, 3, 0));
     }
 
-    /// Notes how many workers its crew has at each of a few slow items.
+    /// Records the number of the crew's workers at each of a few slow items.
     struct SlowItems {
         crew: Arc<Crew>,
         left: AtomicUsize,

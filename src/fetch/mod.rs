@@ -1,5 +1,5 @@
-//! Reading ahead of use: which bytes, by how many threads, and how much at a time. Batches, slices
-//! and streams of tensors stand on this room.
+//! Reads ahead of use: this module decides which bytes to read, with how many threads, and how much at a time. Batches,
+//! slices and streams of tensors build on it.
 //!
 //! ```text
 //!   what the caller will need, in its order
@@ -14,19 +14,21 @@
 //!   KeepGoing                        budget::Budget <──── give_back ─────────┘
 //! ```
 //!
-//! What each part promises:
+//! **Guarantees of each part.**
 //!
-//! * [`ranges`]: the bytes of the merged ranges are those of the parts and the gaps that the rule allows. The
-//!   order is kept, and nothing is allocated for parts that are not joined.
-//! * [`ahead`]: no range that is known to be cached is asked for; every other one of a mapped file is. A cache that has held many ranges in a row is trusted: then one range of each lot
-//!   is looked up, until one is not cached. Advice is never an error.
-//! * [`crew`]: has the one definition of *slow*: a quarter of the items made their thread wait
-//!   ([`crew::Wait`]). While storage is slow the crew has all threads that its limits allow; when it is calm
-//!   the additional ones leave. Each item is done once, and all threads end with the work. The caller is asked
-//!   every [`crew::PERIOD`] whether to go on, in its own thread.
-//! * [`background`]: ends its threads when its owner goes, and leaves those of a parent alone in a child.
-//! * [`budget`]: has room while less than the limit is in flight; the consumer gives credit back. The limit
-//!   doubles and starts anew.
+//! * [`ranges`]: the merged ranges consist of the parts and the gaps that the rule allows. Merging keeps the order, and
+//!   allocates nothing for parts that are not joined.
+//! * [`ahead`]: requests no range that is known to be cached, and every other range of a mapped file. It trusts a cache
+//!   that has held many ranges in a row. It then looks up one range of each batch, until one is not cached. Advice is
+//!   never an error.
+//! * [`crew`]: contains the only definition of *slow*: a quarter of the items made their thread wait ([`crew::Wait`]).
+//!   While storage is slow, the crew uses all threads that its limits allow. When it is calm, the additional threads
+//!   leave. Each item is done once, and all threads end with the work. The crew asks the caller every [`crew::PERIOD`],
+//!   in the caller's own thread, whether to continue.
+//! * [`background`]: ends its threads when its owner is dropped, and in a forked child leaves the parent's threads
+//!   alone.
+//! * [`budget`]: has room while less than the limit is in flight. The consumer gives credit back. The limit doubles,
+//!   and can start anew.
 //! * [`buffers`]: a buffer returns to its pool when its last user drops it, and never before.
 //!
 //! ```text
@@ -36,7 +38,7 @@
 //!   ahead  looking ──(256 ranges in a row were cached)──> trusting ──(one was not)──> looking
 //! ```
 //!
-//! No part opens a file, knows a format or touches Python. Rooms from floor 3 up may use this one.
+//! No part opens a file, knows a format or touches Python. Modules from floor 3 up may use this one.
 
 pub mod ahead;
 pub mod background;

@@ -1,13 +1,13 @@
-//! Ranges of bytes, and the one rule by which neighbours are joined.
+//! Ranges of bytes, and the only rule for joining neighbours.
 
-/// One of the files that a reader works on. The reader decides what the numbers mean.
+/// A file of a reader. The reader decides what the numbers mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct FileId {
     pub set: usize,
     pub index: usize,
 }
 
-/// One run of bytes of one file.
+/// A contiguous range of bytes in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteRange {
     pub file: FileId,
@@ -20,27 +20,27 @@ impl ByteRange {
         self.offset.saturating_add(self.len)
     }
 
-    /// The range in parts of at most `max_bytes`.
+    /// Splits the range into parts of at most `max_bytes`.
     pub fn pieces(self, max_bytes: u64) -> impl Iterator<Item = Self> {
         let starts = (self.offset..self.end()).step_by(max_bytes.max(1) as usize);
         starts.map(move |offset| Self { offset, len: (self.end() - offset).min(max_bytes), ..self })
     }
 }
 
-/// When two neighbours are read as one.
+/// Decides whether two neighbours are read together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MergeRule {
-    /// Gaps smaller than this are read through. Neighbours that touch or overlap have no gap.
+    /// Smaller gaps are read and discarded. Neighbours that touch or overlap have no gap.
     pub gap_bytes: u64,
-    /// No joined range is longer than this.
+    /// Maximum length of a joined range.
     pub max_bytes: u64,
 }
 
 impl MergeRule {
-    /// Joins what touches or overlaps.
+    /// Joins only ranges that touch or overlap.
     pub const TOUCHING: Self = Self { gap_bytes: 0, max_bytes: u64::MAX };
 
-    /// The range that covers both, if the rule joins them. `next` begins no earlier than `kept`.
+    /// Returns the range that covers both, if the rule joins them. `next` must not begin before `kept`.
     pub fn join(self, kept: ByteRange, next: ByteRange) -> Option<ByteRange> {
         let gap = next.offset.saturating_sub(kept.end());
         let len = kept.end().max(next.end()).checked_sub(kept.offset)?;
@@ -49,7 +49,7 @@ impl MergeRule {
     }
 }
 
-/// Something that is read from a range of a file.
+/// An item that is read from a range of a file.
 pub trait Ranged {
     fn range(&self) -> ByteRange;
 }
@@ -60,16 +60,16 @@ impl Ranged for ByteRange {
     }
 }
 
-/// One read, and the parts that it serves.
+/// A read, and the parts that it serves.
 #[derive(Debug)]
 pub struct MergedRange<T> {
     pub range: ByteRange,
     pub first: T,
-    /// Parts that were joined to the first one.
+    /// Parts joined to the first one.
     pub others: Vec<T>,
 }
 
-/// Joins parts that come in order of file and offset. Lazy: it holds one part back.
+/// Joins parts that are sorted by file and offset. Lazy: it holds one part back.
 #[derive(Debug, Clone)]
 pub struct Merge<I: Iterator> {
     parts: I,
