@@ -1,6 +1,6 @@
-//! Allocations that fail with an error. Those of the standard library end the process.
+//! Allocations that return an error. The standard library's allocations end the process.
 //!
-//! For memory whose size comes from a file or a caller, and for buffers of 64 KiB or more.
+//! Use them for memory whose size comes from a file or a caller, and for buffers of 64 KiB or more.
 
 use std::fmt;
 
@@ -24,14 +24,14 @@ impl fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
-/// Returns an empty vector with room for `len` elements.
+/// Returns an empty vector with capacity for `len` elements.
 pub fn vec<T>(len: usize, purpose: &'static str) -> Result<Vec<T>, OutOfMemory> {
     let mut room = Vec::new();
     reserve(&mut room, len, purpose)?;
     Ok(room)
 }
 
-/// Makes room for exactly `more` elements beyond the present ones.
+/// Reserves capacity for exactly `more` additional elements.
 pub fn reserve<T>(vec: &mut Vec<T>, more: usize, purpose: &'static str) -> Result<(), OutOfMemory> {
     let bytes = vec.len().saturating_add(more).saturating_mul(size_of::<T>());
     vec.try_reserve_exact(more).map_err(|_| OutOfMemory { bytes, purpose })
@@ -47,14 +47,14 @@ pub fn push<T>(vec: &mut Vec<T>, item: T, purpose: &'static str) -> Result<(), O
     Ok(())
 }
 
-/// Returns an empty string with room for `len` bytes.
+/// Returns an empty string with capacity for `len` bytes.
 pub fn string(len: usize, purpose: &'static str) -> Result<String, OutOfMemory> {
     let mut room = String::new();
     room.try_reserve_exact(len).map_err(|_| OutOfMemory { bytes: len, purpose })?;
     Ok(room)
 }
 
-/// Returns `len` times a value.
+/// Returns `len` copies of a value.
 pub fn filled<T: Clone>(value: T, len: usize, purpose: &'static str) -> Result<Vec<T>, OutOfMemory> {
     let mut room = vec(len, purpose)?;
     room.resize(len, value);

@@ -1,10 +1,10 @@
-//! Element types: names, sizes, and how many bytes a shape of them takes.
+//! Element types: names, sizes, and the size of arrays.
 
 use std::fmt;
 
 macro_rules! dtypes {
     ($($variant:ident $name:literal $bits:literal),+ $(,)?) => {
-        /// An element type of safetensors. The integers are token types, too.
+        /// An element type of safetensors. The integers are also token types.
         ///
         /// Source: <https://github.com/huggingface/safetensors>, `tensor.rs`, `Dtype`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,13 +70,13 @@ pub enum SizeError {
 }
 
 impl Dtype {
-    /// Bytes of one element; `None` for the types that are smaller than a byte.
+    /// Returns the size of an element in bytes, or `None` for types smaller than a byte.
     pub const fn size_bytes(self) -> Option<usize> {
         if self.bits().is_multiple_of(8) { Some((self.bits() / 8) as usize) } else { None }
     }
 
-    /// Bytes of an array of this shape, with every product checked from left to right, so that
-    /// `[2^40, 2^40, 0]` is an overflow and `[0, 2^40, 2^40]` is empty.
+    /// Returns the size of an array of this shape in bytes. It checks every product from left to right, so `[2^40,
+    /// 2^40, 0]` overflows and `[0, 2^40, 2^40]` is empty.
     pub fn array_bytes(self, shape: &[u64]) -> Result<u64, SizeError> {
         let elements = shape
             .iter()

@@ -1,4 +1,4 @@
-//! The one error type of the core. Each variant keeps what a caller needs to act on it: path, operation, offset.
+//! The only error type of the core. Each variant keeps what a caller needs for handling it: path, operation, offset.
 //! The binding turns it into Python exceptions (`python/error.rs`).
 
 use std::fmt;
@@ -8,25 +8,24 @@ use crate::allocate::OutOfMemory;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure. [`Error::message`] is the text without the path, for exceptions that carry the path in a field of
+/// A failure. [`Error::message`] returns the text without the path, for exceptions that carry the path in a field of
 /// their own (`OSError.filename`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// A system call failed. `advice` says what to do about it and may be empty; so may the path, where
-    /// the call was not about a file.
+    /// A system call failed. `advice` is a remedy and may be empty. `path` is empty if the call did not concern a file.
     System { operation: &'static str, path: PathBuf, errno: i32, advice: String },
-    /// Bytes of an open file could not be read.
+    /// Bytes of an open file were unreadable.
     MappedRead { path: PathBuf, offset: u64, length: u64, cause: ReadCause },
-    /// The file is no longer the one that was opened.
+    /// The file is no longer the file that was opened.
     FileChanged { path: PathBuf, detail: String },
     /// A byte range that does not lie inside the file.
     OutOfRange { path: PathBuf, offset: u64, length: u64, size: u64 },
-    /// The file's bytes are not what its format says. `offset` is in bytes from the file's start.
+    /// The file's bytes break its format. `offset` counts bytes from the file's start.
     Format { path: PathBuf, offset: Option<u64>, detail: String },
-    /// Not a valid safetensors file; kept apart because Python has a class of its own for it.
+    /// Not a valid safetensors file. It has a variant of its own because Python has a class for it.
     Safetensors { path: PathBuf, detail: String },
-    /// Bytes do not have their checksum, or have none.
+    /// Bytes do not match their checksum, or have none.
     Checksum(Box<ChecksumFailure>),
     /// The file was closed.
     Closed { path: PathBuf },
@@ -40,29 +39,29 @@ pub enum Error {
     Buffer { detail: String },
 }
 
-/// A checksum that does not hold, is missing, or cannot be understood.
+/// A checksum that does not match, is missing, or is malformed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChecksumFailure {
     pub path: PathBuf,
-    /// The tensor; `None` for the header, the whole file, or the file with the checksums.
+    /// The tensor; `None` for the header, the whole file, or the checksum file.
     pub name: Option<String>,
-    /// Where the bytes begin in the file.
+    /// Offset of the bytes in the file.
     pub offset: Option<u64>,
     pub expected: Option<String>,
     pub found: Option<String>,
     pub detail: String,
 }
 
-/// The reason why bytes of an open file could not be read.
+/// The reason why bytes of an open file were unreadable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadCause {
-    /// The file is shorter than it was when it was opened.
+    /// The file is shorter than when it was opened.
     Truncated { size_at_open: u64, size_now: u64 },
-    /// The file reports that it is long enough, yet a read returned nothing.
+    /// The file reports a sufficient size, but a read returned nothing.
     EndedEarly { size: u64 },
     /// The system's own error. `advice` may be empty.
     Io { errno: i32, advice: &'static str },
-    /// User code touched the bytes in a mapping and could not have them; zeros stand there now.
+    /// User code touched unreadable bytes of a mapping, and zeros replaced them.
     Damaged { size_at_open: u64, to_end: bool },
 }
 
@@ -71,7 +70,7 @@ impl Error {
         Self::Argument { detail: detail.into() }
     }
 
-    /// A failed system call; `path` is empty where the call was not about a file.
+    /// Returns the error for a failed system call. `path` is empty if the call did not concern a file.
     pub fn system(
         operation: &'static str,
         path: impl Into<PathBuf>,
@@ -81,7 +80,7 @@ impl Error {
         Self::System { operation, path: path.into(), errno, advice: advice.into() }
     }
 
-    /// Bytes that are not what the file's format says; at a byte of the file, if one can be named.
+    /// Returns the error for bytes that break the file's format, with their offset if it is known.
     pub fn format(
         path: impl Into<PathBuf>,
         offset: impl Into<Option<u64>>,
@@ -90,18 +89,18 @@ impl Error {
         Self::Format { path: path.into(), offset: offset.into(), detail: detail.into() }
     }
 
-    /// A position outside a sequence.
+    /// Returns the error for a position outside a sequence.
     pub fn index(detail: impl Into<String>) -> Self {
         Self::Index { detail: detail.into() }
     }
 
-    /// Returns whether bytes of a range of the file could not be read.
+    /// Returns whether the error concerns unreadable bytes in a range of the file.
     pub fn is_of_bytes(&self, offset: u64, len: u64) -> bool {
         let end = offset.saturating_add(len);
         matches!(self, Self::MappedRead { offset: from, length, .. } if *from < end && offset < from.saturating_add(*length))
     }
 
-    /// Returns whether the file is not what it was, or not at its place any more.
+    /// Returns whether the file has changed, or is no longer at its path.
     pub fn is_change(&self) -> bool {
         matches!(self, Self::FileChanged { .. })
     }
@@ -120,7 +119,7 @@ impl Error {
         }
     }
 
-    /// What happened, without the path.
+    /// Returns what happened, without the path.
     pub fn message(&self) -> String {
         match self {
             Self::System { operation, errno, advice, .. } => {
@@ -209,7 +208,7 @@ impl fmt::Display for ReadCause {
     }
 }
 
-/// The system's text for `errno`, without the number that Rust appends to it.
+/// Returns the system's text for `errno`, without the number that Rust appends to it.
 pub fn errno_text(errno: i32) -> String {
     let text = std::io::Error::from_raw_os_error(errno).to_string();
     match text.rfind(" (os error") {

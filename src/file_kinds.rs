@@ -1,19 +1,19 @@
-//! Kinds of files that people pass by mistake in place of token files or safetensors files.
+//! Recognises kinds of files that people mistakenly pass in place of token files or safetensors files.
 //!
-//! A kind is recognised by the file's first 4 KiB. Kinds with a weak signature must also end in the right byte: the
+//! The file's first 4 KiB reveal its kind. If the signature is weak, the last byte must match too: for example, the
 //! first three bytes of a pickle can be tokens.
 
 /// First bytes of a file for [`recognise`]. A shorter sample finds fewer kinds.
 pub const SAMPLE_BYTES: usize = 4096;
 
-/// Text shorter than this may be tokens by chance. So may text of fewer different bytes, for example of one token.
+/// Shorter text may be tokens by chance. So may text with fewer distinct bytes, for example of a single token.
 const MIN_TEXT_BYTES: usize = 32;
 const MIN_TEXT_ALPHABET: usize = 8;
 
 /// The last byte of a pickle: the opcode `STOP`.
 const PICKLE_STOP: u8 = b'.';
 
-/// A kind of file that is neither a token file nor a safetensors file, or is the other of the two.
+/// A kind of file that was expected to be something else, for example a safetensors file in place of tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FileKind {
     /// The name with its article, for example "a zip archive".
@@ -24,12 +24,12 @@ pub struct FileKind {
     pub for_weights: &'static str,
 }
 
-/// The bytes of a file that tell its kind.
+/// The bytes of a file that reveal its kind.
 pub struct Sample<'a> {
     pub first: &'a [u8],
     /// The size of the file.
     pub size: u64,
-    /// Reads the last byte of the file; `None` if it is not known.
+    /// Reads the last byte of the file; `None` if it is unknown.
     pub last: &'a dyn Fn() -> Option<u8>,
 }
 
@@ -51,7 +51,7 @@ const TORCH_SAVE: &str = "torch.save writes such files (.pt, .pth, .bin): load i
 const TOKENIZE: &str = "tokenize its text with `pagestream tokenize`";
 const DOWNLOAD: &str = "servers send one for an error or a login: download the file itself";
 
-/// Text, whatever it says. As bytes, it is a stream of tokens of 8 bits.
+/// Any text. As bytes, it is a stream of 8-bit tokens.
 pub const TEXT: FileKind =
     FileKind { name: "a text file", for_tokens: TOKENIZE, for_weights: "fetch the file again" };
 
@@ -70,7 +70,7 @@ const KINDS: &[(Signature, FileKind)] = &[
         ),
     ),
     (At(0, b"PK\x03\x04"), kind("a zip archive", "extract it first (.npz)", TORCH_SAVE)),
-    // The third byte is the method of compression. gzip has only one.
+    // The third byte is the compression method. gzip has only one.
     (At(0, b"\x1f\x8b\x08"), kind("a gzip file", DECOMPRESS, DECOMPRESS)),
     (At(0, b"\x28\xb5\x2f\xfd"), kind("a Zstandard file", DECOMPRESS, DECOMPRESS)),
     (At(0, b"\xfd7zXZ\0"), kind("an xz file", DECOMPRESS, DECOMPRESS)),
@@ -159,7 +159,7 @@ const KINDS: &[(Signature, FileKind)] = &[
     (Like(is_text), TEXT),
 ];
 
-/// Returns the kind of a file, if its bytes tell.
+/// Returns the kind of a file, if its bytes reveal it.
 pub fn recognise(sample: &Sample<'_>) -> Option<&'static FileKind> {
     let matches = |signature: &Signature| match signature {
         At(offset, bytes) => sample.first.get(*offset..).is_some_and(|rest| rest.starts_with(bytes)),
@@ -168,14 +168,14 @@ pub fn recognise(sample: &Sample<'_>) -> Option<&'static FileKind> {
     KINDS.iter().find(|(signature, _)| matches(signature)).map(|(_, kind)| kind)
 }
 
-/// A header of JSON after its length.
+/// Matches a length field followed by the JSON of a header.
 fn is_safetensors(sample: &Sample<'_>) -> bool {
     let Some((length, json)) = sample.first.split_first_chunk() else { return false };
     let fits = u64::from_le_bytes(*length).checked_add(8).is_some_and(|end| end <= sample.size);
     fits && json.trim_ascii_start().starts_with(b"{") && is_printable(&json[..json.len().min(8)])
 }
 
-/// The number of data bytes, the bytes per token, the tokens, and a pickle with the documents.
+/// Matches the number of data bytes, the bytes per token, the tokens, and a pickle with the documents.
 /// <https://github.com/Modalities/modalities>, `embedded_stream_data.py`.
 fn is_modalities(sample: &Sample<'_>) -> bool {
     let Some((length, rest)) = sample.first.split_first_chunk() else { return false };
@@ -186,13 +186,13 @@ fn is_modalities(sample: &Sample<'_>) -> bool {
         && (sample.last)() == Some(PICKLE_STOP)
 }
 
-/// A protocol of pickle, an opcode with which pickles go on, and the opcode at the end.
+/// Matches a pickle protocol, an opcode that can follow it, and the opcode at the end.
 fn is_pickle(sample: &Sample<'_>) -> bool {
     matches!(sample.first, [0x80, 2..=5, b'}' | b']' | b'(' | b')' | b'c' | b'X' | b'K' | 0x8a | 0x95, ..])
         && (sample.last)().is_none_or(|last| last == PICKLE_STOP)
 }
 
-/// A byte order mark, and the zeros of Latin letters. The mark may be a token, too.
+/// Matches a byte order mark, followed by the zero bytes of Latin letters. The mark alone may be a token.
 fn is_utf16(sample: &Sample<'_>) -> bool {
     let Some((mark, units)) = sample.first.split_first_chunk() else { return false };
     let zero = match mark {
@@ -216,7 +216,7 @@ fn is_json(sample: &Sample<'_>) -> bool {
 
 fn is_text(sample: &Sample<'_>) -> bool {
     let text = &sample.first[..sample.first.len().min(SAMPLE_BYTES)];
-    // Tokens fail at the first of these that looks at bytes, within a few bytes.
+    // On tokens, the first check that looks at bytes fails within a few bytes.
     text.len() >= MIN_TEXT_BYTES && is_printable(text) && different_bytes(text) >= MIN_TEXT_ALPHABET
 }
 

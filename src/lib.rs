@@ -1,10 +1,11 @@
 //! `pagestream`: token files and safetensors weights, mapped.
 //!
-//! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it: [`allocate`], [`error`], [`words`],
-//! [`dtype`], `file_kinds`, `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
-//! [`slicing`], [`weights`] · [`batching`], [`streaming`], [`hashing`] · [`leading`], [`warming`] · `python`.
+//! `ARCHITECTURE.md` describes the design. Floors, lowest first; a room uses only rooms below it: [`allocate`],
+//! [`error`], [`words`], [`dtype`], `file_kinds`, `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] ·
+//! [`tokens`], [`sampling`], [`widen`], [`slicing`], [`weights`] · [`batching`], [`streaming`], [`hashing`] ·
+//! [`leading`], [`warming`] · `python`.
 
-// Without the binding much has no caller; with it the compiler finds what nobody calls.
+// Without the binding, much of the code has no caller. With it, the compiler finds unused code.
 #![cfg_attr(not(feature = "python"), allow(dead_code, unused_imports))]
 
 mod allocate;
@@ -30,7 +31,7 @@ mod weights;
 mod widen;
 mod words;
 
-/// What the integration tests and the benchmarks look into. It is no interface and changes without notice.
+/// Internals for the integration tests and the benchmarks. They are no interface and change without notice.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::batching::assemble::assemble;

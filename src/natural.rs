@@ -3,13 +3,13 @@
 use std::cmp::Ordering;
 use std::hash::{DefaultHasher, Hasher};
 
-/// Compares names with runs of digits as numbers; of names that are equal then, the bytes decide.
+/// Compares names, with runs of digits as numbers. Between equal names the bytes decide.
 pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
     let (mut left, mut right) = (a, b);
     while let (Some(&x), Some(&y)) = (left.first(), right.first()) {
         let order = if x.is_ascii_digit() && y.is_ascii_digit() {
             let (first, second) = (digits(&mut left), digits(&mut right));
-            // Without leading zeros the longer number is the larger one.
+            // Without leading zeros, the longer number is larger.
             first.len().cmp(&second.len()).then_with(|| first.cmp(second))
         } else {
             (left, right) = (&left[1..], &right[1..]);
@@ -23,16 +23,16 @@ pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
     left.len().cmp(&right.len()).then_with(|| a.cmp(b))
 }
 
-/// What a name has in common with those of other layers.
+/// Hashes that group a name with similar names, for example of other layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NameKinds {
-    /// The same for names that differ in their numbers alone.
+    /// Equal for names that differ only in their numbers.
     pub kind: u64,
-    /// The same for names that differ in their first number alone: that of the layer, and not that of an expert.
+    /// Equal for names that differ only in their first number, which is the layer's and not an expert's.
     pub series: u64,
 }
 
-/// Returns what a name has in common with others.
+/// Returns the hashes that group a name with similar names.
 pub fn kinds_of(name: &[u8]) -> NameKinds {
     let (mut kind, mut series) = (DefaultHasher::new(), DefaultHasher::new());
     let (mut rest, mut is_layer) = (name, true);
@@ -50,7 +50,7 @@ pub fn kinds_of(name: &[u8]) -> NameKinds {
     NameKinds { kind: kind.finish(), series: series.finish() }
 }
 
-/// Splits the digits off the start, and returns them without leading zeros.
+/// Splits leading digits off the text, and returns them without leading zeros.
 fn digits<'t>(text: &mut &'t [u8]) -> &'t [u8] {
     let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (number, rest) = text.split_at(end);

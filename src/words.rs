@@ -1,5 +1,5 @@
-//! Words that users type. Each list is written once: the macro `words!` makes an enum from it, with the parser,
-//! the word of each value and the message of a refusal. The binding exports the lists to Python.
+//! Words that users type. Each list exists once: the macro `words!` turns it into an enum with a parser, the word of
+//! each value and an error message. The binding exports the lists to Python.
 
 use crate::error::Error;
 
@@ -19,7 +19,7 @@ macro_rules! words {
             /// All words, in the order in which messages list them.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// Returns the word that users type for this value.
+            /// Returns the user's word for this value.
             #[allow(dead_code)] // some words only come in
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word),+ }
@@ -37,7 +37,7 @@ macro_rules! words {
 }
 pub(crate) use words;
 
-/// Returns the error for an argument `what` that is none of `words`.
+/// Returns the error for an argument `what` that is not in `words`.
 pub(crate) fn refusal(what: &str, words: &[&str], found: &str) -> Error {
     let quoted: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
     let listed = match quoted.split_last() {
