@@ -28,13 +28,13 @@ use crate::weights::strictness::Strictness;
 use crate::words::words;
 
 words! {
-    /// What paths are.
+    /// The kind of paths.
     enum What as "what" {
         Path = "path",
         Files = "files",
-        /// A path, see [`Assembly::Partial`].
+        /// A path with [`Assembly::Partial`].
         Partial = "partial",
-        /// A path, see [`Assembly::Apart`].
+        /// A path with [`Assembly::Apart`].
         Apart = "apart",
     }
 }
@@ -43,7 +43,7 @@ words! {
 #[derive(Debug)]
 pub struct PyCheckpoint {
     checkpoint: Arc<Checkpoint>,
-    /// Paths of the files as Python's strings.
+    /// Paths of the files as Python strings.
     paths: Vec<Py<PyString>>,
     /// The read-ahead of each file.
     leads: Vec<Arc<FileLead>>,
@@ -62,28 +62,29 @@ impl PyCheckpoint {
         self.checkpoint.clone()
     }
 
-    /// The lead that `warm` has started.
+    /// Returns the slot of the lead that `warm` started.
     pub fn warm_slot(&self) -> Arc<WarmingSlot> {
         self.warm.clone()
     }
 
-    /// Returns the number of a tensor's file, and the tensor's bytes there, as offset and length.
+    /// Returns the number of a tensor's file, and the offset and length of the tensor's bytes in it.
     pub fn byte_range(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, u64, u64)> {
         let (number, entry) = self.find(name)?;
         Ok((number, entry.offset, entry.len))
     }
 
-    /// Returns the number of a tensor's file, and what the header says of the tensor.
+    /// Returns the number of a tensor's file, and the tensor's entry in the header.
     pub fn find(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, TensorEntry<'_>)> {
         self.lookup(name).ok_or_else(|| self.no_tensor(name))
     }
 
     fn lookup(&self, name: &Bound<'_, PyString>) -> Option<(usize, TensorEntry<'_>)> {
-        // No header has a name with lone surrogates.
+        // No name in a header has lone surrogates.
         self.checkpoint.tensor(name.to_str().ok()?)
     }
 
-    /// Makes the error for a name that is not there: its argument is the name, as with any mapping; a note has the rest.
+    /// Creates the error for an unknown name. Its argument is the name, as with any mapping, and a note has the
+    /// details.
     fn no_tensor(&self, name: &Bound<'_, PyString>) -> PyErr {
         let error = PyKeyError::new_err(name.clone().unbind());
         let files = match &self.checkpoint.paths[..] {
@@ -93,7 +94,7 @@ impl PyCheckpoint {
         };
         let tensors = self.checkpoint.len();
         let note = format!("none of the {tensors} tensors in {files} has this name; keys() lists them");
-        // Optional detail; the exception is valid without it.
+        // The note is optional: the exception is valid without it.
         let _ = error.value(name.py()).call_method1(intern!(name.py(), "add_note"), (note,));
         error
     }
@@ -109,7 +110,7 @@ type InfoFields<'py> = (
     u64,
 );
 
-/// Makes the lead of each file, which goes on to the next one.
+/// Creates the lead of each file. Each lead continues with the next file.
 fn leads_of(
     checkpoint: &Arc<Checkpoint>,
     mode: RequestedMode,
@@ -119,7 +120,7 @@ fn leads_of(
     let mut leads: Vec<Arc<FileLead>> = Vec::with_capacity(checkpoint.paths.len());
     for number in (0..checkpoint.paths.len()).rev() {
         let next = leads.last().map(|lead| {
-            // Not the lead itself: a chain of many would be dropped one inside another.
+            // A weak reference: dropping a long chain of leads would recurse.
             let (files, lead, next) = (checkpoint.clone(), Arc::downgrade(lead), number + 1);
             let go_on = move |handover: &Handover, _: &Arc<AtomicBool>| {
                 let Some(lead) = lead.upgrade() else { return Ok(()) };
@@ -137,7 +138,7 @@ fn leads_of(
 
 #[pymethods]
 impl PyCheckpoint {
-    /// Opens one path of any kind, or the files of a list.
+    /// Opens a path of any kind, or the files of a list.
     #[new]
     fn new(
         py: Python<'_>,
@@ -189,7 +190,7 @@ impl PyCheckpoint {
         Ok(Self { checkpoint, paths, leads, warm })
     }
 
-    /// The paths of the files, as the caller or the checkpoint names them.
+    /// The paths of the files, as the caller or the checkpoint spells them.
     #[getter]
     fn paths(&self) -> &[Py<PyString>] {
         &self.paths
@@ -227,7 +228,7 @@ impl PyCheckpoint {
         self.checkpoint.warnings.clone()
     }
 
-    /// Why a partial checkpoint is not whole.
+    /// Why a partial checkpoint is incomplete.
     #[getter]
     fn problem(&self) -> Option<&str> {
         self.checkpoint.problem.as_deref()
@@ -241,7 +242,7 @@ impl PyCheckpoint {
         self.lookup(name).is_some()
     }
 
-    /// Returns the names in order of the files, and in each file in order of the data.
+    /// Returns the names in order of the files, and for each file in order of the data.
     fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         list_of_names(py, self.checkpoint.names())
     }
@@ -250,7 +251,7 @@ impl PyCheckpoint {
         self.checkpoint.metadata.as_ref().map(|pairs| pairs.into_py_dict(py)).transpose()
     }
 
-    /// Returns the metadata in the header of a file, by its number among `paths`.
+    /// Returns the metadata from the header of the file with this number in `paths`.
     fn metadata_of<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Option<Bound<'py, PyDict>>> {
         self.checkpoint.header(number).metadata().map(|pairs| pairs.into_py_dict(py)).transpose()
     }
@@ -261,7 +262,7 @@ impl PyCheckpoint {
         self.checkpoint.index_metadata.as_deref()
     }
 
-    /// Returns the fields of a `TensorInfo`; also after `close`.
+    /// Returns the fields of a `TensorInfo`, even after `close`.
     fn info_fields<'py>(
         &'py self,
         py: Python<'py>,
@@ -272,13 +273,13 @@ impl PyCheckpoint {
         Ok((name.clone(), dtype_word(py, dtype), PyTuple::new(py, shape)?, len, path, offset))
     }
 
-    /// Returns what a tensor is called in its file; also after `close`.
+    /// Returns the tensor's name in its file, even after `close`.
     fn name_in_file(&self, name: &Bound<'_, PyString>) -> PyResult<&str> {
         Ok(self.find(name)?.1.name)
     }
 
-    /// Returns the file of a tensor, opened again if it was closed in favour of others. Without `reads_ahead` its tensors
-    /// are those of the mapping.
+    /// Returns the file of a tensor, and opens it again if the limit of open files closed it. Without `reads_ahead` its
+    /// tensors come from the mapping.
     #[pyo3(signature = (name, reads_ahead = true))]
     fn file_of(
         &self,
@@ -295,15 +296,15 @@ impl PyCheckpoint {
             return Ok(PyWeightFile::of(file, self.leads[number].clone()));
         }
         let lead = FileLead::new(Some(0), None);
-        lead.close(); // it probes no pages
+        lead.close(); // A closed lead probes no pages.
         Ok(PyWeightFile::of(file, Arc::new(lead)))
     }
 
-    /// Notes that the caller has used a tensor over its file: where memory is short, its pages go before others.
+    /// Records that the caller has used a tensor of its file. If memory is short, its pages are evicted first.
     fn mark_used(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<()> {
         let (number, TensorEntry { offset, len, .. }) = self.find(name)?;
         py.detach(|| {
-            // A file that was closed meanwhile has no pages to speak of.
+            // A file that was closed meanwhile has no pages to mark.
             if let Some(Ok(opened)) = self.checkpoint.open_file(number).map(|file| file.file.opened()) {
                 page_cache::mark_used(&opened, offset, len);
             }
@@ -311,7 +312,8 @@ impl PyCheckpoint {
         Ok(())
     }
 
-    /// Compares the file of a tensor, if it is open, with what it was when it was opened, as far as the kernel knows.
+    /// Checks that the file of a tensor, if it is open, has not changed since it was opened, as far as the kernel
+    /// knows.
     fn verify_file(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<()> {
         let (number, _) = self.find(name)?;
         let verify =
@@ -319,7 +321,7 @@ impl PyCheckpoint {
         Ok(py.detach(verify)?)
     }
 
-    /// The number of files that are open.
+    /// The number of open files.
     #[getter]
     fn open_files(&self) -> usize {
         self.checkpoint.files.open_count()
@@ -339,7 +341,7 @@ impl PyCheckpoint {
             self.warm.replace(None);
             self.leads.iter().for_each(|lead| lead.close());
             self.checkpoint.files.close();
-            self.warm.replace(None); // one that another thread has started meanwhile
+            self.warm.replace(None); // Another thread may have started one meanwhile.
         });
     }
 }

@@ -1,4 +1,4 @@
-//! `ChecksumRun`: files of a checkpoint whose checksums are made or compared. `weights/checksums.py` uses it.
+//! `ChecksumRun`: creates or compares the checksums of a checkpoint's files. `weights/checksums.py` uses it.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -28,24 +28,24 @@ use crate::weights::file::WeightFile;
 use crate::words::words;
 
 words! {
-    /// What a run is for.
+    /// The task of a run.
     enum ChecksumTask as "task" {
-        /// To make the text that is to stand beside each file.
+        /// Create the text to store beside each file.
         Write = "write",
-        /// To compare whole files with all checksums that there are of them.
+        /// Compare whole files with all of their checksums.
         Verify = "verify",
-        /// To compare sizes and headers, before tensors are compared as they are read.
+        /// Compare sizes and headers. Tensors are compared later, as they are read.
         Headers = "headers",
     }
 }
 
-/// What was found out about a file.
+/// The result for a file.
 #[derive(Debug, Default)]
 struct FileOutcome {
     number: usize,
     is_checked: bool,
     failures: Vec<Error>,
-    /// The text to write, and where.
+    /// The text to write, and its path.
     text: Option<(PathBuf, String)>,
     checksums: Option<Checksums>,
 }
@@ -126,8 +126,8 @@ fn prepare(
 }
 
 impl PyChecksumRun {
-    /// Returns what compares tensors as they are read. Each of them must have a checksum in a file whose header was
-    /// compared.
+    /// Returns a function that compares tensors as they are read. Each tensor must have a checksum, and its file's
+    /// header must have been compared.
     pub fn inspect(&self, wanted: &Bound<'_, PyList>, checkpoint: &PyCheckpoint) -> PyResult<Box<Inspect>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expected = allocate::vec(wanted.len(), "the checksums of tensors")?;
@@ -156,7 +156,7 @@ impl PyChecksumRun {
 
 #[pymethods]
 impl PyChecksumRun {
-    /// Starts to hash files, by their numbers.
+    /// Starts hashing files, by their numbers.
     #[new]
     fn new(
         py: Python<'_>,
@@ -177,7 +177,7 @@ impl PyChecksumRun {
         Ok(Self { hashing: Some(hashing), checkpoint, total_bytes, raised, known: Mutex::default() })
     }
 
-    /// Waits a moment for the outcome of a file. Returns a list with it or with nothing; None at the end.
+    /// Waits a moment for a file's result. Returns a list with one result or none, and None at the end.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Vec<OutcomeFields>>> {
         let Some(hashing) = &self.hashing else { return Ok(None) };
         let next = py.detach(|| hashing.next(PERIOD));
@@ -196,13 +196,13 @@ impl PyChecksumRun {
         Ok(Some(vec![(number, is_checked, failures, to_write)]))
     }
 
-    /// Bytes that were hashed so far.
+    /// Bytes hashed so far.
     #[getter]
     fn done_bytes(&self) -> u64 {
         self.hashing.as_ref().map_or(0, Hashing::done_bytes)
     }
 
-    /// The sizes of all files together.
+    /// The total size of all files.
     #[getter]
     fn total_bytes(&self) -> u64 {
         self.total_bytes

@@ -1,5 +1,5 @@
-//! Raises an exception in the main thread after a file was truncated, or its storage failed, while Python code
-//! used arrays over it.
+//! Raises an exception in the main thread after a file was truncated, or its storage failed, while Python code was
+//! using arrays over it.
 //!
 //! ```text
 //!  fault ──► ask ──► raise, in the main thread ──► code catches it
@@ -7,13 +7,13 @@
 //!             └────────────────────────────────────┘
 //! ```
 //!
-//! The interpreter raises the exception wherever its main thread happens to be. No code can catch it in a
-//! finaliser, a weakref's callback or a fork hook: the interpreter hands it to `sys.unraisablehook` and goes on.
-//! The first damage therefore wraps that hook, and any of our exceptions that reaches it is raised again.
+//! The interpreter raises the exception wherever its main thread happens to be. In a finaliser, a weakref callback or a
+//! fork hook, no code can catch it: the interpreter passes it to `sys.unraisablehook` and continues. The first damage
+//! therefore wraps that hook, and any of our exceptions that reaches the hook is raised again.
 //!
-//! A forked child inherits the request for [`raise`]. The interpreter would answer it in the child's first fork hook,
-//! and cut off that hook: `random` would not be seeded anew, or a lock of `logging` would stay locked. The request
-//! therefore names its process. The child drops a request of its parent, and asks again in its first call of ours.
+//! A forked child inherits the request for [`raise`]. The interpreter would run it in the child's first fork hook and
+//! abort that hook: `random` would not be seeded again, or a lock of `logging` would stay locked. The request therefore
+//! identifies its process. The child drops its parent's request, and asks again in its first call of ours.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,30 +29,30 @@ use crate::mapped_file;
 use crate::os::fault;
 use crate::os::process::fork;
 
-/// Fork generation (plus 1) of the process with a pending call; 0 if none is pending. The interpreter's list of
-/// pending calls is short, so a process has one call in it at a time. A child of a fork asks for a call of its
-/// own, because its list may lack the parent's.
+/// Fork generation (plus 1) of the process with a pending call; 0 if no call is pending. The interpreter's list of
+/// pending calls is short, so a process adds only one call at a time. A forked child asks for its own call, because its
+/// list may lack the parent's.
 static ASKED_BY: AtomicU64 = AtomicU64::new(0);
 
-/// Upper bound of other files that an exception names.
+/// Maximum number of other files that an exception names.
 const MAX_NOTES: usize = 5;
-/// Upper bound of raised exceptions whose damage is kept.
+/// Maximum number of raised exceptions whose damage is kept.
 const MAX_RAISED: usize = 8;
-/// Upper bound of exceptions that are visited in a context chain.
+/// Maximum number of exceptions visited in a context chain.
 const MAX_CONTEXTS: usize = 32;
 
 /// Locked only by threads that hold the interpreter's lock.
 static NOTICES: Mutex<Notices> = Mutex::new(Notices { raised: Vec::new(), again: Vec::new() });
 
 struct Notices {
-    /// Addresses of the last exceptions, and the damage each reported.
+    /// Addresses of the last exceptions, with the damage that each reported.
     raised: Vec<(usize, Vec<Error>)>,
     /// Uncaught damage, to be raised again.
     again: Vec<Error>,
 }
 
 impl Notices {
-    /// Records the damage that the exception at an address reports.
+    /// Records the damage reported by the exception at an address.
     fn note(&mut self, address: usize, errors: Vec<Error>) {
         if self.raised.len() == MAX_RAISED {
             self.raised.remove(0);
@@ -60,7 +60,7 @@ impl Notices {
         self.raised.push((address, errors));
     }
 
-    /// Removes and returns the damage recorded for the exception at an address; empty if it is not one of ours.
+    /// Removes and returns the damage recorded for the exception at an address. Empty if the exception is not ours.
     fn take(&mut self, address: usize) -> Vec<Error> {
         let place = self.raised.iter().position(|(of, _)| *of == address);
         place.map(|place| self.raised.remove(place).1).unwrap_or_default()
@@ -85,7 +85,7 @@ extern "C" fn ask_for_raise() {
         return;
     }
     if export::ask_for_call(raise, asker) {
-        // The main thread may be blocked: on another thread's end, or on a queue that another thread fills.
+        // The main thread may be blocked, for example on another thread's end, or on a queue that another thread fills.
         fault::wake_first_thread();
     } else {
         // The interpreter's list is full. The next damage asks again.
@@ -93,8 +93,8 @@ extern "C" fn ask_for_raise() {
     }
 }
 
-/// Raises one exception for all new damage. The interpreter calls it in its main thread, where it also checks for
-/// signals. `asker` is what [`ASKED_BY`] was set to.
+/// Raises one exception for all new damage. The interpreter calls this in its main thread, where it also checks for
+/// signals. `asker` is the value of [`ASKED_BY`] when the call was requested.
 extern "C" fn raise(asker: *mut c_void) -> c_int {
     if asker != export::argument(fork::generation() + 1) {
         // The parent asked, before the fork.
@@ -105,7 +105,7 @@ extern "C" fn raise(asker: *mut c_void) -> c_int {
         let mut errors = std::mem::take(&mut notices().again);
         errors.extend(mapped_file::untold_damage());
         let Some(exception) = exception(py, &errors) else { return 0 };
-        // If the hook cannot be wrapped, the exception is still raised, once.
+        // If the hook cannot be wrapped, the exception is still raised once.
         let _ = wrap_unraisable_hook(py);
         let address = exception.value(py).as_ptr().addr();
         notices().note(address, errors);
@@ -114,7 +114,7 @@ extern "C" fn raise(asker: *mut c_void) -> c_int {
     })
 }
 
-/// Makes one exception for all errors: a second one would interrupt the handling of the first.
+/// Creates one exception for all errors, because a second one would interrupt the handling of the first.
 fn exception(py: Python<'_>, errors: &[Error]) -> Option<PyErr> {
     let (first, others) = errors.split_first()?;
     let exception = PyErr::from(first.clone());
@@ -124,7 +124,7 @@ fn exception(py: Python<'_>, errors: &[Error]) -> Option<PyErr> {
         notes.push(format!("and {left} more files").into());
     }
     for note in notes {
-        // Optional detail; the exception is valid without it.
+        // The note is optional: the exception is valid without it.
         let _ = exception.value(py).call_method1(intern!(py, "add_note"), (note,));
     }
     Some(exception)
@@ -151,7 +151,7 @@ impl UnraisableHook {
     fn __call__(&self, py: Python<'_>, unraisable: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut done = self.previous.call1(py, (unraisable,)).map(drop);
         let mut untold = take_told(&unraisable.getattr(intern!(py, "exc_value"))?)?;
-        // One of our exceptions may also have been raised inside the previous hook.
+        // The previous hook may also have raised one of our exceptions.
         if let Err(error) = &done {
             let more = take_told(error.value(py).as_any())?;
             if !more.is_empty() {
@@ -167,7 +167,7 @@ impl UnraisableHook {
     }
 }
 
-/// Removes and returns the damage recorded for an exception or any exception in its context chain.
+/// Removes and returns the damage recorded for an exception, or for any exception in its context chain.
 fn take_told(exception: &Bound<'_, PyAny>) -> PyResult<Vec<Error>> {
     let (mut told, mut next) = (Vec::new(), exception.clone());
     for _ in 0..MAX_CONTEXTS {

@@ -25,7 +25,7 @@ impl From<OutOfMemory> for PyErr {
 fn convert(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let message = error.message();
     Ok(match error {
-        // OSError's constructor picks FileNotFoundError and the like by the number.
+        // The constructor of OSError picks a subclass by the number, for example FileNotFoundError.
         Error::System { errno, path, .. } if path.as_os_str().is_empty() => {
             PyOSError::new_err((*errno, message))
         }
@@ -73,7 +73,7 @@ fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     py.import("pagestream.errors")?.getattr(name)
 }
 
-/// The message with its path in front; both with surrogate escapes where the path is not UTF-8.
+/// Returns the message with its path in front. Both have surrogate escapes if the path is not UTF-8.
 pub fn full_text(error: &Error) -> OsString {
     let mut whole = OsString::new();
     if let Some(path) = error.path().filter(|path| !path.as_os_str().is_empty()) {
@@ -84,17 +84,17 @@ pub fn full_text(error: &Error) -> OsString {
     whole
 }
 
-/// A path as Python text, with its surrogate escapes.
+/// Returns a path as Python text, with its surrogate escapes.
 pub fn text(path: &Path) -> OsString {
     path.as_os_str().to_owned()
 }
 
-/// The first exception that Python code raised while native code, detached, called it.
+/// The first exception that Python code raised when detached native code called it.
 #[derive(Default)]
 pub struct Raised(Mutex<Option<PyErr>>);
 
 impl Raised {
-    /// Calls Python code, attached to the interpreter. An error is to end the native code.
+    /// Calls Python code, attached to the interpreter. On an error, the caller should end the native code.
     pub fn call(&self, call: impl FnOnce(Python<'_>) -> PyResult<()>) -> Result<(), Error> {
         let Some(called) = Python::try_attach(call) else {
             return Err(Error::argument("the interpreter ends"));
@@ -105,7 +105,7 @@ impl Raised {
         })
     }
 
-    /// Returns the exception if there is one, else what came of the native code.
+    /// Returns the exception, if there is one, or the result of the native code.
     pub fn or<T>(&self, done: Result<T, Error>) -> PyResult<T> {
         match self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(raised) => Err(raised),

@@ -1,14 +1,14 @@
 //! Exports memory to Python: views of mappings, batches, staging buffers. Unsafe island 3.
 //!
-//! The buffer protocol gives Python an address, not a Rust reference. **The memory at that address stays mapped
-//! until the object that exported it (`view.obj`) dies**, and not only until the view is released:
-//! `np.ndarray(buffer=…)` and `torch.frombuffer` release the view at once and keep the object.
+//! The buffer protocol gives Python an address, not a Rust reference. **The memory at that address stays mapped until
+//! the exporting object (`view.obj`) dies**, and not only until the view is released: `np.ndarray(buffer=…)` and
+//! `torch.frombuffer` release the view at once and keep the object.
 //!
 //! | object | exports | until it dies |
 //! |---|---|---|
 //! | [`PyExporter`] of a view | a range of a mapping | keeps the mapping |
-//! | [`PyExporter`] of a view of a large tensor | a range of its mapping | keeps the mapping, and what was written to the tensor |
-//! | [`PyExporter`] of a tensor that was read | its memory, and that of its neighbours | keeps that memory |
+//! | [`PyExporter`] of a view of a large tensor | a range of its mapping | keeps the mapping, and writes to the tensor |
+//! ||| [`PyExporter`] of a tensor that was read | its memory, which its neighbours may share | keeps that memory |
 //! | [`PyExporter`] of a batch | the batch's buffer | keeps it out of the pool |
 //! | `MappedFile` | its mapping, through a `PyExporter` made for each request | also keeps that mapping, unless a `memoryview` requested it |
 //! | `StagingBuffer` | its memory, through a `PyExporter` made for each request | counts the live exporters |
@@ -33,7 +33,7 @@ pub struct Export {
     pub address: *const u8,
     pub len: usize,
     pub access: Access,
-    /// The object whose death ends the export; `None` for the object that received the request.
+    /// The object whose death ends the export, or `None` for the object that received the request.
     pub holder: Option<Py<PyExporter>>,
 }
 
@@ -46,10 +46,10 @@ pub enum Access {
 /// The kind of buffer consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requester {
-    /// `memoryview`, and with it `np.frombuffer`: keeps its view. It requests `PyBUF_FULL_RO`.
+    /// `memoryview`, and therefore also `np.frombuffer`: keeps its view. It requests `PyBUF_FULL_RO`.
     KeepsView,
     /// `np.ndarray(buffer=…)`: releases the view at once, and keeps the object that received the request, not
-    /// `view.obj`. NumPy alone requests `PyBUF_ANY_CONTIGUOUS`.
+    /// `view.obj`. Only NumPy requests `PyBUF_ANY_CONTIGUOUS`.
     KeepsAskedObject,
     /// Keeps the view, or at least `view.obj`, as `torch.frombuffer` does.
     Other,
@@ -67,8 +67,8 @@ impl Requester {
 
 /// An owner of memory that Python may access.
 pub trait Exportable: Send + Sync {
-    /// Returns the memory for a new `memoryview` or array. It stays in place as long as the export's holder lives,
-    /// or without a holder as long as `self`.
+    /// Returns the memory for a new `memoryview` or array. It stays in place as long as the export's holder lives, or,
+    /// without a holder, as long as `self`.
     fn export(&self, py: Python<'_>, requester: Requester) -> PyResult<Export>;
 
     /// Returns whether dropping `self` frees memory. It is then dropped without the interpreter's lock, because
@@ -96,19 +96,19 @@ impl Exportable for (TensorView, Access) {
         Ok(Export { address: view.as_ptr(), len: view.len(), access: self.1, holder: None })
     }
 
-    /// Written pages may have to be given back.
+    /// Dropping it may have to give written pages back.
     fn is_last(&self) -> bool {
         true
     }
 }
 
-/// A finished batch, writable by its user. Its buffer goes back to the pool with the last array on it.
+/// A finished batch, writable by its user. Its buffer returns to the pool with the last array over it.
 impl Exportable for Arc<Lease> {
     fn export(&self, _py: Python<'_>, _requester: Requester) -> PyResult<Export> {
         Ok(Export { address: self.as_ptr(), len: Lease::len(self), access: Access::Writable, holder: None })
     }
 
-    /// Returning to the pool is instant.
+    /// Returning it to the pool is instant.
     fn is_last(&self) -> bool {
         false
     }
@@ -163,35 +163,34 @@ impl PyExporter {
         let len = ffi::Py_ssize_t::try_from(export.len).map_err(|_| PyBufferError::new_err("too large"))?;
         let address = export.address.cast_mut().cast();
         let holder = export.holder.as_ref().map_or(slf.as_ptr(), Py::as_ptr);
-        // SAFETY: `request` is valid (above), `holder` is alive, and gets a reference of its own in `request.obj`.
-        // The memory stays until it dies (`Exportable::export`).
+        // SAFETY: `request` is valid (above), `holder` is alive, and `request.obj` gets a reference of its own. The
+        // memory stays until the holder dies (`Exportable::export`).
         let status = unsafe { ffi::PyBuffer_FillInfo(request, holder, address, len, read_only, flags) };
         if status == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 
-    /// Does nothing, because objects keep the memory, not views. It exists because for a class without it
-    /// `np.frombuffer` keeps the object that received the request and not its view.
+    /// Does nothing, because objects keep the memory, and views do not. It exists because `np.frombuffer` would
+    /// otherwise keep the object that received the request instead of its view.
     ///
-    /// # Safety
-    /// Trivially safe.
+    /// # Safety Trivially safe.
     #[allow(clippy::unused_self)]
     unsafe fn __releasebuffer__(&self, _request: *mut ffi::Py_buffer) {}
 }
 
-/// Makes an object for `memoryview` and `numpy.frombuffer` from a range of a mapping.
+/// Creates an object for `memoryview` and `numpy.frombuffer` from a range of a mapping.
 pub fn view_object(py: Python<'_>, view: View, access: Access) -> PyResult<Bound<'_, PyExporter>> {
     Bound::new(py, PyExporter::new((view, access)))
 }
 
-/// Has the server asked for a file's size before views are handed out, if it was not asked a moment ago.
+/// Makes the kernel ask the server for a file's size before views are handed out, unless it did so a moment ago.
 pub fn ask_in_time(py: Python<'_>, opened: &Opened) {
     if opened.is_time_to_ask() {
         py.detach(|| opened.ask_server());
     }
 }
 
-/// Makes such an object from a range of a file, or with `writable` from copy-on-write pages; `None` where there is no
-/// such mapping. Where it is for a user of a large tensor, `tensor` is the tensor's range.
+/// Creates such an object from a range of a file, or with `writable` from copy-on-write pages. `None` if there is no
+/// such mapping. For a user of a large tensor, `tensor` is the tensor's range.
 pub fn range_object<'py>(
     py: Python<'py>,
     opened: &Opened,
@@ -214,13 +213,13 @@ pub fn range_object<'py>(
     }
 }
 
-/// Makes such an object from a tensor that was read.
+/// Creates such an object from a tensor that was read.
 pub fn landed_object(py: Python<'_>, landed: Landed, writable: bool) -> PyResult<Bound<'_, PyExporter>> {
     let access = if writable { Access::Writable } else { Access::ReadOnly };
     Bound::new(py, PyExporter::new((landed, access)))
 }
 
-/// Copies bytes of a tensor that was read, from `start` on. They must lie inside it.
+/// Copies bytes of a tensor that was read, beginning at `start`. They must lie inside the tensor.
 pub fn copy_landed(landed: &Landed, start: usize, mut out: Uninit<'_>) -> Result<()> {
     let Landed { memory, place } = landed;
     let is_inside = start.checked_add(out.len()).is_some_and(|end| end <= place.len);
@@ -229,8 +228,9 @@ pub fn copy_landed(landed: &Landed, start: usize, mut out: Uninit<'_>) -> Result
         return Err(Error::argument("these bytes do not lie in memory that was read"));
     }
     let source = memory.as_ptr().wrapping_add(place.offset + start);
-    // SAFETY: the two checks above say that this many bytes lie in the block, and `is_private` that they are initialised
-    // and that nobody outside of this crate writes them; the stream that did has landed them. `out` borrows other memory.
+    // SAFETY: the two checks above ensure that this many bytes lie in the block. `is_private` ensures that they are
+    // initialised and that no code outside this crate writes to them, and the stream has finished writing them. `out`
+    // borrows other memory.
     unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), out.as_mut_ptr(), out.len()) };
     Ok(())
 }
@@ -238,27 +238,27 @@ pub fn copy_landed(landed: &Landed, start: usize, mut out: Uninit<'_>) -> Result
 /// Drops a value without holding the interpreter lock.
 pub fn drop_detached(value: impl Send) {
     let mut value = Some(value);
-    // If the interpreter is finalizing or gone, the end of this function drops `value`.
+    // If the interpreter is finalizing or gone, `value` is dropped at the end of this function.
     Python::try_attach(|py| {
         let value = value.take();
         py.detach(|| drop(value));
     });
 }
 
-/// Asks the interpreter to call `call` in its main thread, where it also checks for signals, with the [`argument`] of a
-/// number. Returns false if it cannot.
+/// Asks the interpreter to call `call` in its main thread, where it also checks for signals, with the [`argument`] of
+/// `number`. Returns false if it cannot.
 ///
-/// The SIGBUS handler may call this for a fault at an instruction that uses exported memory, as CPython does in
-/// its own signal handlers: CPython takes a lock, but no thread holds it while it uses such memory.
+/// The SIGBUS handler may call this for a fault at an instruction that uses exported memory, as CPython does in its own
+/// signal handlers. CPython takes a lock, but no thread holds it while it uses such memory.
 pub fn ask_for_call(call: extern "C" fn(*mut c_void) -> c_int, number: u64) -> bool {
-    // SAFETY: it only reads a flag, and may be called at any time.
+    // SAFETY: the call only reads a flag, and is allowed at any time.
     let is_alive = unsafe { ffi::Py_IsInitialized() } != 0;
-    // SAFETY: may be called from any thread, and without the interpreter's lock, while the interpreter lives.
+    // SAFETY: any thread may make the call, without the interpreter's lock, while the interpreter lives.
     is_alive && unsafe { ffi::Py_AddPendingCall(Some(call), argument(number)) } == 0
 }
 
-/// Returns a number as the argument of a call. It is no address.
-#[allow(clippy::cast_possible_truncation)] // Numbers of forks fit.
+/// Returns a number as the argument of a call. It is not an address.
+#[allow(clippy::cast_possible_truncation)] // Fork counts fit.
 pub fn argument(number: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(number as usize)
 }

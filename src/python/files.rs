@@ -34,7 +34,7 @@ pub struct FileSystemFields {
 #[derive(IntoPyObject)]
 struct ResidencyFields<'py> {
     fraction: f64,
-    /// One byte for each page.
+    /// One byte per page.
     pages: Option<Bound<'py, PyBytes>>,
     method: &'static str,
     exact: bool,
@@ -50,7 +50,7 @@ pub struct PyMappedFile {
 #[derive(Debug)]
 struct WholeFile {
     file: Arc<MappedFile>,
-    /// One view of each mapping that was exported to code that may keep this object and nothing else.
+    /// One view of each mapping exported to code that may keep only this object.
     kept: Mutex<Vec<View>>,
 }
 
@@ -84,7 +84,7 @@ impl Exportable for WholeFile {
     }
 }
 
-/// Returns a path from the bytes that `os.fsencode` gives.
+/// Returns the path for bytes from `os.fsencode`.
 pub fn path_of(encoded: &[u8]) -> PyResult<&Path> {
     if encoded.contains(&0) {
         return Err(PyValueError::new_err(format!(
@@ -95,7 +95,7 @@ pub fn path_of(encoded: &[u8]) -> PyResult<&Path> {
     Ok(Path::new(OsStr::from_bytes(encoded)))
 }
 
-/// Why the weakest of several files is read as it is: its path where there are others, and how many are alike.
+/// Explains why the weakest of several files has its mode: the reason, the path if there are several, and their number.
 pub fn weakest_reason(reason: &str, path: Option<&Path>, count: usize) -> OsString {
     let mut words = OsString::new();
     if let Some(path) = path {
@@ -109,7 +109,7 @@ pub fn weakest_reason(reason: &str, path: Option<&Path>, count: usize) -> OsStri
     words
 }
 
-/// Raises the audit event before a file is opened, so that a hook can refuse it.
+/// Raises the audit event before a file is opened, so that a hook can prevent it.
 pub fn audit_open(py: Python<'_>, path: &Path, mode: RequestedMode) -> PyResult<()> {
     py.import("sys")?.call_method1("audit", ("pagestream.open", text(path), mode.word())).map(drop)
 }
@@ -121,7 +121,7 @@ pub fn file_system_of(py: Python<'_>, file: &MappedFile) -> PyResult<FileSystemF
 }
 
 impl PyMappedFile {
-    /// Returns the length of a range, where None means all that is left. Refuses a range outside of the file.
+    /// Returns the length of a range, where None means the rest of the file. Rejects a range outside of the file.
     fn length(&self, offset: u64, length: Option<u64>) -> PyResult<u64> {
         let length = length.unwrap_or_else(|| self.file.size().saturating_sub(offset));
         self.file.opened()?.check_range(offset, length)?;

@@ -18,13 +18,13 @@ use crate::weights::strictness::Strictness;
 
 static FILES: IdleStore<IdleKey, IdleFile> = IdleStore::new();
 
-/// The program's latest openings.
+/// The program's most recent openings.
 static OPENED: Mutex<Vec<OpenedFile>> = Mutex::new(Vec::new());
 const MAX_OPENED: usize = 256;
-/// Threads of a program open the shards of a checkpoint within this time.
+/// If a program's threads open the shards of a checkpoint at the same time, all openings fall within this time.
 const SAME_TIME: Duration = Duration::from_secs(1);
 
-/// One opening by the program.
+/// A file opened by the program.
 #[derive(Debug)]
 struct OpenedFile {
     path: PathBuf,
@@ -34,7 +34,7 @@ struct OpenedFile {
     lead: Weak<FileLead>,
 }
 
-/// How a file was opened.
+/// The arguments of an opening.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IdleKey {
     path: GivenPath,
@@ -60,9 +60,9 @@ impl Rest for IdleFile {
 
 impl Drop for IdleFile {
     fn drop(&mut self) {
-        // A new owner has copies.
+        // A new owner holds clones of both.
         if Arc::strong_count(&self.weights.file) == 1 {
-            // The file first: the lead goes on while views exist.
+            // Close the file first: the lead continues while views exist.
             self.weights.file.close();
             self.lead.close();
         }
@@ -92,7 +92,7 @@ impl IdleKey {
         Ok((weights, lead))
     }
 
-    /// Notes that the program opens the file, or has opened it.
+    /// Records that the program opens the file, or has opened it.
     fn note_opened(&self, file: Weak<MappedFile>, header: Weak<Header>, lead: Weak<FileLead>) {
         let noted =
             OpenedFile { path: self.path.absolute.to_path_buf(), when: Instant::now(), file, header, lead };
@@ -109,7 +109,7 @@ impl IdleKey {
             let found = opened.iter().find(|other| *other.path == *self.path.absolute)?;
             Some((found.file.upgrade(), found.header.upgrade(), found.lead.upgrade()))
         })?;
-        // Not under the lock: the last reference closes the file, and may be dropped here.
+        // Outside the lock: the last reference closes the file, and may be dropped here.
         let weights = WeightFile { file: file?, header: header? };
         let lead = lead?;
         (!weights.file.is_closed()).then_some((weights, lead))
@@ -129,14 +129,14 @@ impl IdleKey {
     fn next(&self) -> Option<NextFile> {
         let next = next_shard(&self.path.absolute)?;
         if next.is_relative() {
-            return None; // for a thread it can lead elsewhere
+            return None; // A thread could resolve it differently.
         }
         let path = self.path.map(|path| path.with_file_name(next.file_name().unwrap_or_default()));
         let key = Self { path, ..self.clone() };
         let (path, before_opened) = (key.path.given.to_path_buf(), Instant::now());
         Some(NextFile::new(path, self.mode, move |handover, is_used| {
-            // Announced before the look. The program notes an opening and then looks for announced files, so one of the two
-            // sees the other.
+            // Announce the file before looking for it. The program records an opening and then looks for announced
+            // files, so one of the two sees the other.
             let on_its_way = FILES.announce(key.clone());
             // Some programs open all shards before they use any tensor, for example accelerate.
             if let Some((weights, lead)) = key.in_use() {
@@ -148,11 +148,11 @@ impl IdleKey {
             }
             let weights = WeightFile::open_to_read_ahead(&key.path, key.mode, key.strictness)?;
             if !weights.file.tells_states_apart() {
-                return Ok(()); // the consumer will open it anew
+                return Ok(()); // The consumer will open it again.
             }
             let (header, opened) = (weights.header.clone(), weights.file.opened()?);
             let (weights, lead) = key.with_lead(weights);
-            // The consumer gets this file, unless it has opened the shard itself meanwhile.
+            // The consumer gets this file, unless it has already opened the shard itself.
             if on_its_way.hold(IdleFile { weights, lead: lead.clone() }, is_used.clone()) {
                 return lead.begin(&header, opened, handover);
             }
@@ -161,11 +161,11 @@ impl IdleKey {
         }))
     }
 
-    /// Closes a file. A file that is being read ahead stays open for a moment, if a later opening can see that it has not
-    /// changed.
+    /// Closes a file. A file that is being read ahead stays open for a moment, if a later opening can verify that it
+    /// has not changed.
     pub fn let_go(&self, weights: &WeightFile, lead: &Arc<FileLead>) {
         if weights.file.is_closed() {
-            return; // and perhaps in use by another owner
+            return; // Another owner may be using it.
         }
         lead.set_used(false);
         if !lead.is_on() || !weights.file.tells_states_apart() {

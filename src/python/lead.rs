@@ -1,4 +1,4 @@
-//! The read-ahead under `WeightFile` and `Checkpoint`: made when the first tensor of a file is asked for.
+//! The read-ahead for `WeightFile` and `Checkpoint`. It is created when a program requests the first tensor of a file.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -27,21 +27,22 @@ use crate::streaming::engine::Landed;
 use crate::streaming::sample;
 use crate::weights::header::Header;
 
-/// Parts up to this length are used by page faults, each of which brings what lies around it: 128 KiB by default.
+/// Parts up to this length are left to page faults, each of which also brings the surroundings: 128 KiB by default.
 const MAX_FAULT_BYTES: u64 = 16 << 10;
 
-/// The lead of one file.
+/// The lead of a file.
 pub struct FileLead {
     limit_bytes: Option<u64>,
-    /// `None` inside if the file is not worth one.
+    /// `None` inside if the file is not worth a lead.
     lead: OnceLock<Option<Lead>>,
-    /// What was done to the file while it was read ahead. A tensor that is left to the file would not tell.
+    /// The change that was noticed while the file was read ahead. A tensor that comes from the mapping would not report
+    /// it.
     change: OnceLock<Error>,
-    /// What a reader met last, until the tensor is asked for that it belongs to.
+    /// A reader's last error, until the program requests the affected tensor.
     failure: Mutex<Option<Error>>,
-    /// Parts that are asked for one behind another.
+    /// Parts that are requested in sequence.
     sequence: Sequence,
-    /// Whether the read-ahead of page faults is to be widened once more than a short part of a tensor is asked for.
+    /// Whether to widen the read-ahead of page faults once the program requests more than a short part of a tensor.
     is_narrow: AtomicBool,
     is_closed: AtomicBool,
     /// Whether the file is open for a consumer.
@@ -57,15 +58,15 @@ impl std::fmt::Debug for FileLead {
 }
 
 impl Drop for FileLead {
-    /// Lets go of the next file. Closing this one does not do it while another thread holds it.
+    /// Releases the next file. Closing this file does not release it while another thread holds it.
     fn drop(&mut self) {
         self.set_used(false);
     }
 }
 
 impl FileLead {
-    /// `limit_bytes` is the longest lead, `None` for one that follows the free memory, 0 for none. The lead goes on to
-    /// `next`.
+    /// Creates a lead. `limit_bytes` is its maximum length: `None` follows the free memory, and 0 disables it. The lead
+    /// continues with `next`.
     pub fn new(limit_bytes: Option<u64>, next: Option<NextFile>) -> Self {
         Self {
             limit_bytes,
@@ -81,14 +82,14 @@ impl FileLead {
         }
     }
 
-    /// The lead of a shard of a checkpoint, whose tensors may be read before they are asked for.
+    /// Creates the lead of a checkpoint's shard, whose tensors `warm` may read before the program requests them.
     pub fn of_shard(limit_bytes: Option<u64>, next: Option<NextFile>, warm: WarmingShard) -> Self {
         let mut lead = Self::new(limit_bytes, next);
         lead.warm = Some(warm);
         lead
     }
 
-    /// Notes whether the file is open for a consumer.
+    /// Records whether the file is open for a consumer.
     pub fn set_used(&self, is_used: bool) {
         self.is_used.store(is_used, Ordering::Relaxed);
     }
@@ -98,13 +99,13 @@ impl FileLead {
         self.lead.get().is_some_and(|lead| lead.as_ref().is_some_and(|lead| !lead.is_off()))
     }
 
-    /// Returns whether a part of a tensor that lies at `range` of the file is to be read: page faults in one of a cold file
-    /// come one at a time. For short parts that are not one behind another a fault is better: what it brings serves others.
+    /// Returns whether to read the tensor part at `range` of the file. In a cold file, page faults come one at a time.
+    /// For short parts out of sequence a fault is better, because its surroundings serve other parts.
     pub fn is_to_be_read(&self, range: &Range<u64>) -> bool {
         self.is_on() && (range.end - range.start > MAX_FAULT_BYTES || self.sequence.goes_on_with(range))
     }
 
-    /// Reads a part of a tensor that lies at `range` of the file, if it is one of a sequence; returns whether it did.
+    /// Reads the tensor part at `range` of the file, if it continues a sequence. Returns whether it did.
     pub fn read_in_sequence(
         &self,
         opened: &Opened,
@@ -116,8 +117,8 @@ impl FileLead {
         Ok(self.is_on() && self.sequence.fill(opened, range, limit_bytes, out, keep_going)?)
     }
 
-    /// Notes that the tensor of `len` bytes at `offset` of the file is asked for, or a part of it. Waits for the bytes
-    /// and returns them if they are read into memory of their own.
+    /// Records the request for the tensor of `len` bytes at `offset` of the file, or for a part of it. Waits for the
+    /// bytes and returns them if they are read into memory of their own.
     pub fn follow(
         &self,
         py: Python<'_>,
@@ -183,15 +184,15 @@ impl FileLead {
         self.left_to_file(offset, len)
     }
 
-    /// Answers for a tensor that is not read ahead. If a reader has failed in its bytes that is told, once: a view
-    /// would tell less, and later.
+    /// Answers for a tensor that is not read ahead. If a reader failed in its bytes, raises that error once: a view
+    /// would report less, and later.
     fn left_to_file(&self, offset: u64, len: u64) -> PyResult<Option<Landed>> {
         let here = |failure: &mut Option<Error>| failure.take_if(|failure| failure.is_of_bytes(offset, len));
         let failed = self.change.get().cloned().or_else(|| fork::with_lock(&self.failure, here));
         failed.map_or(Ok(None), |error| Err(error.into()))
     }
 
-    /// Takes a tensor, or a part of it, from the tensors of `warm`, as [`WarmingShard::take`] does.
+    /// Takes a tensor, or a part of it, from the lead of `warm`. See [`WarmingShard::take`].
     pub fn take_warm(
         &self,
         py: Python<'_>,
@@ -201,12 +202,12 @@ impl FileLead {
         self.warm.as_ref().map_or(Ok(None), |warm| warm.take(py, offset, selection))
     }
 
-    /// Reads ahead for a consumer that is expected to come from another file.
+    /// Reads ahead for a consumer that is expected to continue from another file.
     pub fn begin(&self, header: &Header, opened: Arc<Opened>, handover: &Handover) -> Result<()> {
         self.lead(header, &opened).map_or(Ok(()), |lead| lead.begin(handover))
     }
 
-    /// Returns the lead, which is made once there is room for it; `None` without one, and once the file is closed.
+    /// Returns the lead, created once there is room for it. `None` without a lead, and after the file is closed.
     fn lead(&self, header: &Header, opened: &Arc<Opened>) -> Option<&Lead> {
         if self.lead.get().is_none() && self.limit_bytes != Some(0) && !Seat::is_free() {
             self.is_narrow.store(true, Ordering::Relaxed);
@@ -214,7 +215,7 @@ impl FileLead {
         }
         let lead = fork::get_or_make(&self.lead, || self.made(header, opened.clone())).as_ref();
         if self.is_closed.load(Ordering::Relaxed) {
-            lead.inspect(|lead| lead.close()); // it was made after the file was closed
+            lead.inspect(|lead| lead.close()); // It was created after the file was closed.
             return None;
         }
         lead
@@ -241,7 +242,7 @@ impl FileLead {
         Lead::new(opened, tensors, self.limit_bytes, keeps_cache, kernel_keeps_up).ok()
     }
 
-    /// Waits until the kernel was asked for all that was asked for here. Returns false without a lead.
+    /// Waits until the kernel has received all requests. Returns false without a lead.
     pub fn finish(&self, py: Python<'_>) -> PyResult<bool> {
         let Some(Some(lead)) = self.lead.get() else { return Ok(false) };
         while !py.detach(|| lead.finish(PERIOD)) {
@@ -250,7 +251,7 @@ impl FileLead {
         Ok(true)
     }
 
-    /// Reads nothing more ahead until the consumer is back.
+    /// Stops reading ahead until the consumer is back.
     pub fn rest(&self) {
         if let Some(Some(lead)) = self.lead.get() {
             lead.rest();

@@ -33,12 +33,12 @@ struct StreamSettings {
     rank: u64,
     world_size: u64,
     batch_size: u64,
-    /// The position at which the stream ends; None for an endless one.
+    /// The position at which the stream ends; None for an endless stream.
     end: Option<u64>,
     drop_last: bool,
     dtype: String,
     documents: bool,
-    /// The token that ends each document; with the next one None, the files' records tell documents apart.
+    /// The token that ends each document. If this and the next field are None, the files' records delimit documents.
     end_token: Option<u64>,
     begin_token: Option<u64>,
     vocabulary: Option<u64>,
@@ -95,22 +95,22 @@ impl StreamSettings {
 pub struct PyPipelineBatch {
     buffer: Py<PyExporter>,
     rows: usize,
-    /// Samples that the stream has given out once this batch is consumed.
+    /// Number of samples that the stream has returned once this batch is consumed.
     position_after: u64,
-    /// The places in the batch where documents begin, in tokens; None if documents are ignored.
+    /// The positions in the batch where documents begin, in tokens; None if documents are ignored.
     documents: Option<Vec<u64>>,
 }
 
 #[pyclass(name = "TokenPipeline", module = "pagestream._native", frozen, weakref)]
 pub struct PyTokenPipeline {
     pipeline: Pipeline,
-    /// Offset of y in the buffer of a batch, in bytes; None for batches without targets.
+    /// Offset of y in a batch's buffer, in bytes; None for batches without targets.
     #[pyo3(get)]
     y_offset: Option<usize>,
-    /// Offset of the position ids, likewise.
+    /// Offset of the position ids, or None.
     #[pyo3(get)]
     positions_offset: Option<usize>,
-    /// Offset of the loss mask, likewise. The mask has one byte per token.
+    /// Offset of the loss mask, or None. The mask has one byte per token.
     #[pyo3(get)]
     mask_offset: Option<usize>,
     #[pyo3(get)]
@@ -134,7 +134,7 @@ impl PyTokenPipeline {
 
     /// The next batch, or None at the end.
     fn next(&self, py: Python<'_>) -> PyResult<Option<PyPipelineBatch>> {
-        // Each call on files does; threads of the pipeline may have nothing to read now.
+        // Each call on files puts the handler back. The pipeline's threads may have nothing to read now.
         fault::reinstall();
         let Some(batch) = wait(py, |patience| self.pipeline.next(patience))? else { return Ok(None) };
         let Batch { buffer, rows, position_after, documents } = *batch;
@@ -142,13 +142,13 @@ impl PyTokenPipeline {
         Ok(Some(PyPipelineBatch { buffer, rows, position_after, documents }))
     }
 
-    /// Whether `next` would answer at once.
+    /// Whether `next` would return at once.
     #[getter]
     fn is_ready(&self, py: Python<'_>) -> bool {
         py.detach(|| self.pipeline.is_ready())
     }
 
-    /// Whether the threads run in this process. In a fork of it they do not.
+    /// Whether the threads run in this process. They do not run in a forked child.
     #[getter]
     fn alive(&self) -> bool {
         self.pipeline.is_of_this_process()

@@ -1,7 +1,7 @@
-//! The binding, `pagestream._native`. Private: users import `pagestream`, where the documentation and
-//! the policy (defaults, environment) are. Here are argument checks, `detach`, the conversion of
-//! errors and buffers, audit events, and the notice of a damaged file; nothing worth a unit test. Unsafe island 3 is
-//! `export.rs` and `writable.rs`.
+//! The binding, `pagestream._native`. It is private: users import `pagestream`, which contains the documentation and
+//! the policy (defaults, environment). The binding checks arguments, detaches, converts errors and buffers, raises
+//! audit events, and reports damaged files; nothing here is worth a unit test. Unsafe island 3 is `export.rs` and
+//! `writable.rs`.
 
 #![allow(missing_debug_implementations)] // Python prints these objects.
 #![allow(clippy::needless_pass_by_value)] // Arguments from Python come by value.
@@ -53,14 +53,14 @@ mod _native {
 
     use crate::os::fault::FaultGuard;
 
-    /// Sets what the SIGBUS handler guards, for good.
+    /// Sets the mappings that the SIGBUS handler guards, for the rest of the process.
     #[pyfunction]
     fn set_fault_guard(guard: &str) -> PyResult<()> {
         crate::os::fault::set_fault_guard(FaultGuard::from_word(guard)?);
         Ok(())
     }
 
-    /// Has this process share open files with processes of the same user, or not.
+    /// Sets whether this process shares open files with processes of the same user.
     #[pyfunction]
     fn set_share(is_on: bool) {
         crate::mapped_file::offer::share(is_on);
@@ -71,7 +71,7 @@ mod _native {
         crate::mapped_file::offer::is_sharing()
     }
 
-    /// Puts the SIGBUS handler in front of those that came later. Returns whether there is one.
+    /// Puts the SIGBUS handler in front of handlers that were installed later. Returns whether there is a handler.
     #[pyfunction]
     fn guard() -> bool {
         crate::os::fault::reinstall()

@@ -1,9 +1,9 @@
-//! Lists of names, as Python has them.
+//! Lists of names for Python.
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-/// Makes a list of names. `PyList::new` panics if there is no memory for it.
+/// Creates a list of names. `PyList::new` panics if there is no memory for it.
 pub fn list_of_names<S: AsRef<str>>(
     py: Python<'_>,
     names: impl Iterator<Item = S>,

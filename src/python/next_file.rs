@@ -1,4 +1,4 @@
-//! [`NextFile`]: the file that comes after another one, as its lead sees it.
+//! [`NextFile`]: the file after a given one, as its lead sees it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::mapped_file::RequestedMode;
 use crate::os::file::open::{self, Kind};
 use crate::os::process::thread;
 
-/// Opens the file and begins to read it, for a consumer that goes on as in the file before it. Runs in a thread of its own. What
-/// fails is left to the consumer.
+/// Opens the file and begins to read it, for a consumer that continues as in the previous file. Runs in a thread of its
+/// own. The consumer meets any failure itself.
 ///
-/// The flag tells whether the file before it is open for a consumer.
+/// The flag tells whether the previous file is open for a consumer.
 type GoOn = dyn Fn(&Handover, &Arc<AtomicBool>) -> Result<()> + Send + Sync;
 
-/// The file that comes after another one.
+/// The file after a given one.
 pub struct NextFile {
     path: PathBuf,
     mode: RequestedMode,
@@ -42,7 +42,7 @@ impl NextFile {
         self.is_begun.load(Ordering::Relaxed)
     }
 
-    /// Begins to read the file, once. An audit hook can refuse that.
+    /// Begins to read the file, once. An audit hook can prevent it.
     pub fn begin(&self, py: Python<'_>, handover: Handover, is_used: Arc<AtomicBool>) -> PyResult<()> {
         if self.is_begun.swap(true, Ordering::Relaxed) {
             return Ok(());
@@ -53,9 +53,9 @@ impl NextFile {
         }
         let (go_on, path) = (self.go_on.clone(), self.path.clone());
         let builder = Builder::new().name("pagestream-next".into());
-        // Best effort: without a thread, or where this fails, the consumer opens the file itself.
+        // Best effort: without a thread, or after a failure, the consumer opens the file itself.
         drop(thread::start(builder, move || {
-            // Nobody has asked for this file. To open a device can have effects of its own.
+            // The program has not asked for this file, and opening a device can have side effects.
             if open::identity_at(&path).is_ok_and(|found| found.kind == Kind::RegularFile) {
                 drop(go_on(&handover, &is_used));
             }

@@ -1,4 +1,4 @@
-//! Mixtures, the order of an epoch for `torch/sampler.py`, and the windows of a stream for the benchmarks that prove
+//! Mixtures, the order of an epoch for `torch/sampler.py`, and the windows of a stream for the benchmarks that verify
 //! them.
 
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::sampling::order::Order;
 use crate::sampling::permutation::Permutation;
 use crate::sampling::schedule::{Schedule, SourceSize};
 
-/// Returns what stands at the places `start`, `start + step`, … of the order of an epoch, `count` of them. After its
-/// end the order begins again.
+/// Returns `count` entries of an epoch's order, at the places `start`, `start + step`, … The order repeats after its
+/// end.
 #[pyfunction]
 pub fn permuted(
     py: Python<'_>,
@@ -28,7 +28,7 @@ pub fn permuted(
     Ok(py.detach(|| places.take(count).map(|place| order.at(place)).collect()))
 }
 
-/// Returns the first windows of a stream over one corpus; with `order="random"` the tokens at which they begin.
+/// Returns the first windows of a stream over one corpus. With `order="random"` it returns the tokens where they begin.
 #[pyfunction]
 pub fn drawn(
     py: Python<'_>,
@@ -45,10 +45,11 @@ pub fn drawn(
     Ok(draws.into_iter().map(|draw| draw.index).collect())
 }
 
-/// The place of a source in a saved state: its number, its epoch, and the windows of the epoch that were drawn.
+/// The state of a source in a saved state: its number, its epoch, and the number of windows drawn in that epoch.
 type SourcePlace = (u32, u64, u64);
 
-/// Weighted sources of so many windows. `start` is a position, the passes before it, and a place for each source.
+/// Weighted sources with their numbers of windows. `start` is a position, the passes before it, and a state for each
+/// source.
 #[pyclass(name = "Mixture", module = "pagestream._native", frozen)]
 #[derive(Debug)]
 pub struct PyMixture {
@@ -78,19 +79,19 @@ impl PyMixture {
         Ok(Self { mixture: Arc::new(mixture) })
     }
 
-    /// Samples of a whole pass; None if sources repeat.
+    /// Number of samples in a whole pass; None if sources repeat.
     #[getter]
     fn pass_length(&self) -> Option<u64> {
         self.mixture.pass_length()
     }
 
-    /// The position at the end of so many passes, counted from the beginning of the stream; None if sources repeat, or
-    /// if that is beyond 2^64.
+    /// Returns the position at the end of `passes` passes, counted from the beginning of the stream. None if sources
+    /// repeat, or if the position exceeds 2^64.
     fn end_of_passes(&self, passes: u64) -> Option<u64> {
         self.mixture.end_of_passes(passes)
     }
 
-    /// The passes that are over at a position, and a place for each source.
+    /// Returns the passes completed at a position, and a state for each source.
     fn progress(&self, position: u64) -> PyResult<(u64, Vec<SourcePlace>)> {
         let MixtureProgress { pass, sources } = self.mixture.progress(position)?;
         let numbers = &self.mixture.start.numbers;

@@ -1,5 +1,5 @@
-//! `StagedStream`: tensors that are read into the caller's memory, from where they go to a device. The Python package
-//! `devices/` uses it.
+//! `StagedStream`: reads tensors into the caller's memory, on their way to a device. The Python package `devices/` uses
+//! it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,7 @@ use crate::os::memory::parts::WritableMemory;
 use crate::streaming::engine::Stream;
 use crate::streaming::options::{CacheUse, READERS, StreamOptions};
 
-/// A tensor in the caller's memory: its number, its place there, its bytes.
+/// A tensor in the caller's memory: its number, its place there, and its length in bytes.
 type StagedTensor = (usize, usize, usize);
 
 #[pyclass(name = "StagedStream", module = "pagestream._native", frozen)]
@@ -28,13 +28,13 @@ pub struct PyStagedStream {
     /// `None` only during `drop`.
     stream: Option<Stream>,
     arena: Arc<Arena>,
-    /// The memory of the groups that were returned and not given back, in order.
+    /// The memory of the groups that were returned and not given back yet, in order.
     handed_out: Mutex<VecDeque<Arc<dyn WritableMemory>>>,
 }
 
 #[pymethods]
 impl PyStagedStream {
-    /// Starts with so many threads; more read where storage is slow, up to the second number.
+    /// Starts with the first number of threads. While storage is slow, up to the second number read.
     #[new]
     fn new(
         py: Python<'_>,
@@ -66,8 +66,8 @@ impl PyStagedStream {
         Ok(Self { stream: Some(stream), arena, handed_out: Mutex::default() })
     }
 
-    /// Returns the next tensors in the order of the wants, whose bytes lie side by side; None at the end. Without `wait` the
-    /// list is empty while there are none.
+    /// Returns the next tensors in the order of the wants; their bytes are contiguous. None at the end. Without `wait`
+    /// the list may be empty.
     fn next(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Vec<StagedTensor>>> {
         fault::reinstall();
         let Some(stream) = &self.stream else { return Ok(None) };
@@ -95,7 +95,7 @@ impl PyStagedStream {
         }
     }
 
-    /// Gives the memory back in which the tensors of the oldest call of `next` lie.
+    /// Gives back the memory of the tensors from the oldest call of `next`.
     fn give_back(&self, py: Python<'_>) {
         let oldest = self.handed_out.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         py.detach(|| {

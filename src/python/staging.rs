@@ -22,20 +22,20 @@ pub struct PyStagingBuffer {
 #[derive(Debug)]
 struct Staging {
     block: Mutex<Anonymous>,
-    /// [`StagingExport`]s that are alive. Raised under the lock, so that none appears during a resize.
+    /// Number of live [`StagingExport`]s. It increases under the lock, so that no export appears during a resize.
     exports: AtomicUsize,
-    /// Whether an array was made that keeps the buffer and not its export. It says nothing when it dies.
+    /// Whether an array was created that keeps the buffer and not its export. Its death cannot be observed.
     is_kept_whole: AtomicBool,
 }
 
-/// The lock, in a section: a fork meanwhile would leave it locked in the child.
+/// The lock, held in a section: otherwise a fork would leave it locked in the child.
 struct LockedBlock<'a> {
     // Dropped in this order.
     block: MutexGuard<'a, Anonymous>,
     _section: Section,
 }
 
-/// One export of a buffer: keeps its memory where it is.
+/// An export of a buffer, which keeps its memory in place.
 struct StagingExport {
     staging: Arc<Staging>,
     address: usize,
@@ -91,7 +91,7 @@ impl Staging {
         LockedBlock { block: self.block.lock().unwrap_or_else(PoisonError::into_inner), _section: section }
     }
 
-    /// Refuses, under the lock, a block whose memory is in use.
+    /// Returns an error if the block's memory is in use. Called under the lock.
     fn refuse_in_use(&self, operation: &str) -> Result<()> {
         let why = match self.exports.load(Ordering::Acquire) {
             0 if !self.is_kept_whole.load(Ordering::Acquire) => return Ok(()),
@@ -105,7 +105,8 @@ impl Staging {
 }
 
 impl PyStagingBuffer {
-    /// Changes the block, if nothing uses its memory where that matters. An error gets the advice for its number.
+    /// Changes the block, unless its memory is in use and the change would matter. An error gets the advice for its
+    /// number.
     fn change(
         &self,
         py: Python<'_>,
@@ -129,7 +130,7 @@ impl PyStagingBuffer {
     }
 }
 
-/// Has the kernel give all pages of a buffer now, to so many threads at a time.
+/// Makes the kernel allocate all pages of a buffer now, with `threads` threads.
 #[pyfunction]
 pub fn populate(py: Python<'_>, buffer: &PyStagingBuffer, threads: usize) {
     py.detach(|| buffer.staging.lock().block.populate(threads));
@@ -137,7 +138,7 @@ pub fn populate(py: Python<'_>, buffer: &PyStagingBuffer, threads: usize) {
 
 #[pymethods]
 impl PyStagingBuffer {
-    /// With a descriptor, maps memory that another process shares; the descriptor stays the caller's.
+    /// With a descriptor, maps memory that another process shares. The descriptor stays the caller's.
     #[new]
     fn new(
         py: Python<'_>,
@@ -185,7 +186,7 @@ impl PyStagingBuffer {
 
     #[getter]
     fn huge_page_bytes(&self, py: Python<'_>) -> u64 {
-        // Without the lock: the system answers the more slowly the more mappings the process has.
+        // Outside the lock: the more mappings the process has, the longer the system takes to answer.
         py.detach(|| {
             let addresses = self.staging.lock().block.addresses();
             huge_page_bytes(&addresses)
@@ -207,7 +208,7 @@ impl PyStagingBuffer {
     fn protect(&self, py: Python<'_>, protection: &str) -> PyResult<()> {
         let protection = Protection::from_word(protection)?;
         let advice = [(Code::PERM, "a sealed buffer stays read-only")];
-        // A view that is alive may be written to.
+        // A live view may be written to.
         let must_be_unused = protection == Protection::Read;
         let protect = |block: &mut Anonymous| block.protect(protection);
         self.change(py, "cannot protect the buffer", must_be_unused, &advice, protect)

@@ -1,4 +1,4 @@
-//! `StoredTensor`: one tensor of an open file. `Checkpoint.read` and the slices of `safetensors/` use it.
+//! `StoredTensor`: a tensor of an open file. `Checkpoint.read` and the slices of `safetensors/` use it.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -27,13 +27,13 @@ pub struct ByteSelection {
 }
 
 impl ByteSelection {
-    /// Returns the selection, which must lie in a tensor of `tensor_bytes`.
+    /// Returns the selection, and checks that it lies in a tensor of `tensor_bytes`.
     pub fn checked(&self, tensor_bytes: u64) -> Result<Selection> {
         Selection::new(self.first, &self.shape, &self.strides, self.item_bytes, tensor_bytes)
     }
 }
 
-/// A tensor, whose bytes lie inside the file. It keeps the file open, also when the `WeightFile` is closed.
+/// A tensor, whose bytes lie inside the file. It keeps the file open, even after the `WeightFile` is closed.
 #[pyclass(name = "StoredTensor", module = "pagestream._native", frozen)]
 pub struct PyStoredTensor {
     #[pyo3(get)]
@@ -53,7 +53,7 @@ pub struct PyStoredTensor {
     pub lead: Arc<FileLead>,
 }
 
-/// Unmaps detached from the interpreter: this may be the last owner of the mapping.
+/// Unmaps detached from the interpreter, because this may be the last owner of the mapping.
 impl Drop for PyStoredTensor {
     fn drop(&mut self) {
         drop_detached(self.opened.take());
@@ -68,8 +68,8 @@ impl PyStoredTensor {
 
 #[pymethods]
 impl PyStoredTensor {
-    /// Returns a buffer over the elements of a selection, one after another; None where there is
-    /// none. With `owned` it is never the mapping, and with `writable` it is over copy-on-write pages.
+    /// Returns a buffer over the elements of a contiguous selection, or None if none is possible. With `owned` it is
+    /// never the mapping, and with `writable` it is over copy-on-write pages.
     fn view<'py>(
         &self,
         py: Python<'py>,
@@ -95,7 +95,8 @@ impl PyStoredTensor {
         range_object(py, self.opened()?, offset..offset + bytes, Some(&tensor), writable)
     }
 
-    /// Copies the elements of a selection to a buffer of the same size. Up to `threads` threads copy a run of cached bytes.
+    /// Copies the elements of a selection to a buffer of the same size. Up to `threads` threads copy a run of cached
+    /// bytes.
     #[pyo3(signature = (selected, out, threads = 1))]
     fn read_selection(
         &self,

@@ -1,4 +1,4 @@
-//! `TensorStream`: tensors of a checkpoint that are read ahead. The Python package `weights/` has the documentation.
+//! `TensorStream`: reads tensors of a checkpoint ahead. The Python package `weights/` has the documentation.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::streaming::plan::{PLAN, Want};
 use crate::streaming::strategy::{Choice, Strategy, Surroundings, choose};
 use crate::warming::continued::ContinuedStream;
 
-/// A tensor by its name; `None` for all of it.
+/// A tensor by its name, and a selection; `None` selects all of it.
 type WantedTensor<'py> = (Bound<'py, PyString>, Option<ByteSelection>);
 
 #[pyclass(name = "TensorStream", module = "pagestream._native", frozen)]
@@ -30,7 +30,7 @@ pub struct PyTensorStream {
     stream: Option<ContinuedStream>,
 }
 
-/// Returns the threads that a caller allows.
+/// Returns the limits for the number of threads that a caller allows.
 pub fn readers_of(threads: Option<usize>) -> PyResult<Limits> {
     threads.map_or(Ok(()), check_threads)?;
     Ok(threads.map_or(READERS, |given| Limits { first: given, most: given }))
@@ -65,7 +65,7 @@ impl PyTensorStream {
         let inspect = checks.map(|run| run.inspect(wanted, checkpoint)).transpose()?;
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
-        // What was read ahead was not compared.
+        // The lead does not compare tensors that it reads.
         let lead = checkpoint.warm_slot().lead().filter(|_| inspect.is_none());
         let stream = py.detach(|| {
             let memory_bytes = memory_bytes.unwrap_or_else(|| memory_bytes_for(&wants));
@@ -76,7 +76,7 @@ impl PyTensorStream {
         Ok(Self { stream: Some(stream) })
     }
 
-    /// Returns the strategy to use, and why.
+    /// Returns the strategy to use, and the reason.
     #[staticmethod]
     fn choose(
         py: Python<'_>,
@@ -108,7 +108,7 @@ impl PyTensorStream {
         Ok((strategy.word(), reason))
     }
 
-    /// Returns the number of the next tensor in the order of the wants, and memory with its bytes; None at the end.
+    /// Returns the number of the next tensor in the order of the wants, and memory with its bytes. None at the end.
     fn next(&self, py: Python<'_>) -> PyResult<Option<(usize, Py<PyExporter>)>> {
         fault::reinstall();
         let Some(stream) = &self.stream else { return Ok(None) };

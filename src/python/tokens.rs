@@ -29,7 +29,7 @@ pub struct PyTokenCorpus {
     corpus: Arc<TokenCorpus>,
 }
 
-/// The facts of one shard: for Python a dict.
+/// The facts of a shard; Python receives them as a dict.
 #[derive(IntoPyObject)]
 struct ShardFacts {
     path: OsString,
@@ -59,7 +59,7 @@ impl PyTokenCorpus {
         let paths: Vec<PathBuf> =
             paths.iter().map(|path| path_of(path).map(PathBuf::from)).collect::<PyResult<_>>()?;
         paths.iter().try_for_each(|path| audit_open(py, path, mode))?;
-        // Threads that attach to the interpreter wait for each other, so they ask about side files alone.
+        // Threads that attach to the interpreter wait for each other, so they only ask about side files.
         let asked: HashSet<_> = paths.iter().map(PathBuf::as_path).collect();
         let raised = Raised::default();
         let gate = |path: &Path| {
@@ -70,7 +70,7 @@ impl PyTokenCorpus {
         Ok(Self { corpus: Arc::new(raised.or(corpus)?) })
     }
 
-    /// Tokens `[start, stop)` as a corpus over the same open files.
+    /// Returns tokens `[start, stop)` as a corpus over the same open files.
     fn part(&self, py: Python<'_>, start: u64, stop: u64) -> PyResult<Self> {
         Ok(Self { corpus: Arc::new(py.detach(|| self.corpus.part(start, stop))?) })
     }
@@ -111,7 +111,7 @@ impl PyTokenCorpus {
         weakest.map_or(Mode::Shared, |(shard, _)| self.corpus.facts(shard).mode).word()
     }
 
-    /// Why no better mode is in use; None for the first choice.
+    /// Why no better mode is in use; None if the first choice is.
     #[getter]
     fn reason(&self) -> Option<OsString> {
         let (shard, count) = self.corpus.weakest()?;
@@ -125,18 +125,18 @@ impl PyTokenCorpus {
         self.corpus.is_closed()
     }
 
-    /// A buffer over tokens of one mapped shard, or None.
+    /// Returns a buffer over tokens of a mapped shard, or None.
     fn view<'py>(&self, py: Python<'py>, start: u64, stop: u64) -> PyResult<Option<Bound<'py, PyExporter>>> {
         let view = py.detach(|| self.corpus.view(start, stop))?;
         view.map(|view| export::view_object(py, view, Access::ReadOnly)).transpose()
     }
 
-    /// A number for the data; see `TokenCorpus::fingerprint`.
+    /// Returns a number for the data; see `TokenCorpus::fingerprint`.
     fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(py.detach(|| self.corpus.fingerprint())?)
     }
 
-    /// The number of documents; None where the format does not record them.
+    /// The number of documents; None if the format does not record them.
     #[getter]
     fn document_count(&self) -> Option<u64> {
         self.corpus.document_count
@@ -147,15 +147,15 @@ impl PyTokenCorpus {
         Ok(py.detach(|| self.corpus.check_documents())?)
     }
 
-    /// Token files with an index that lists only their beginning: the path, the listed tokens, all tokens.
+    /// Returns token files whose index lists only their beginning: the path, the listed tokens, all tokens.
     fn cut_short(&self) -> Vec<(OsString, u64, u64)> {
         let cut_short =
             self.corpus.cut_short().map(|(shard, tokens)| (text(&shard.path), shard.layout.tokens, tokens));
         cut_short.collect()
     }
 
-    /// Indexes with a sequence that begins inside the one before it: the path, the number of the sequence, the
-    /// byte where it begins, and the bytes where the other one begins and ends.
+    /// Returns indexes in which a sequence begins inside the previous one: the path, the number of the sequence, its
+    /// start byte, and the start and end byte of the previous one.
     fn overlaps(&self) -> Vec<(OsString, u64, u64, (u64, u64))> {
         let overlaps = self
             .corpus
@@ -164,7 +164,7 @@ impl PyTokenCorpus {
         overlaps.collect()
     }
 
-    /// Fills `out`, of uint64, with the starts of documents from number `first` on.
+    /// Fills `out`, an array of uint64, with the starts of documents from number `first` on.
     fn document_bounds(&self, py: Python<'_>, first: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut out = WritableBuffer::of(out)?;
         let bytes = out.len();
@@ -178,19 +178,19 @@ impl PyTokenCorpus {
         })
     }
 
-    /// The number of files that are open.
+    /// The number of open files.
     #[getter]
     fn open_count(&self) -> usize {
         self.corpus.open_count()
     }
 
-    /// Fills a buffer of exactly the size of these tokens.
+    /// Fills a buffer, whose size must match these tokens.
     fn read_into(&self, py: Python<'_>, start: u64, stop: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut out = WritableBuffer::of(out)?;
         let item_bytes = self.corpus.item_bytes();
         let length = stop.saturating_sub(start).saturating_mul(item_bytes);
         out.fill(py, length as usize, |offset, chunk| {
-            // Chunks are of a power of two, so each holds whole tokens.
+            // Chunk sizes are powers of two, so each chunk holds whole tokens.
             let first = start + offset as u64 / item_bytes;
             self.corpus.read_into(first, first + chunk.len() as u64 / item_bytes, chunk)
         })
@@ -201,7 +201,7 @@ impl PyTokenCorpus {
         Ok(self.windows_of(sequence_length, stride, target)?.count())
     }
 
-    /// Fills x and y, `[len(indices), sequence_length]` each, with the windows of these numbers.
+    /// Fills x and y, each `[len(indices), sequence_length]`, with the windows of these numbers.
     #[expect(clippy::too_many_arguments, reason = "one call a batch, with everything that it takes")]
     fn assemble(
         &self,
@@ -262,7 +262,7 @@ pub fn natural_sorted(mut names: Vec<OsString>) -> Vec<OsString> {
     names
 }
 
-/// Adds the constants of the formats, for the writers in Python.
+/// Adds the constants of the formats, which the Python writers use.
 pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let kinds =
         llmc::KINDS.iter().map(|&(magic, version, dtype)| (token_dtype_name(dtype), (magic, version)));

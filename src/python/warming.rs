@@ -1,4 +1,4 @@
-//! `Warming`: tensors of a checkpoint that are read before anybody asks for them. The Python package `weights/` has the
+//! `Warming`: reads tensors of a checkpoint before the program requests them. The Python package `weights/` has the
 //! documentation.
 
 use std::sync::Arc;
@@ -46,21 +46,21 @@ impl PyWarming {
             if files.files.is_closed() {
                 return Err(Error::Closed { path: files.paths.first().cloned().unwrap_or_default() });
             }
-            slot.replace(None); // its memory goes before other memory is taken
+            slot.replace(None); // Free its memory before allocating more.
             let is_cached = |number| files.files.facts(number).mode == Mode::Shared;
             let all = files.clone();
             let open = Arc::new(move |number| all.file(number)?.file.opened());
             let lead = Arc::new(Warming::start(wants, is_cached, open, memory_bytes, readers)?);
             slot.replace(Some(lead.clone()));
             if files.files.is_closed() {
-                slot.replace(None); // by another thread, meanwhile
+                slot.replace(None); // Another thread closed it meanwhile.
             }
             Ok(lead)
         })?;
         Ok(Self { lead: Some(lead) })
     }
 
-    /// One of "reading", "done", "full", "cancelled", "failed".
+    /// The state: "reading", "done", "full", "cancelled" or "failed".
     #[getter]
     fn state(&self) -> PyResult<&'static str> {
         Ok(self.lead()?.state().word())
@@ -82,7 +82,7 @@ impl PyWarming {
         Ok(self.lead()?.read_bytes())
     }
 
-    /// Waits until nothing more is read unless a consumer takes something. Returns false after `timeout` seconds.
+    /// Waits until the lead reads nothing more unless a consumer takes a tensor. Returns false after `timeout` seconds.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let lead = self.lead()?;
         let begun = Instant::now();

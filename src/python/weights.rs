@@ -1,4 +1,4 @@
-//! `WeightFile`: one safetensors file. The Python packages `weights/` and `safetensors/` use it.
+//! `WeightFile`: a safetensors file. The Python packages `weights/` and `safetensors/` use it.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -25,7 +25,7 @@ use crate::mapped_file::{
 use crate::weights::file::{self, WeightFile};
 use crate::weights::header::{MAX_HEADER_BYTES, TensorEntry};
 
-/// Names of element types as Python's strings.
+/// Names of element types as Python strings.
 static WORDS: [PyOnceLock<Py<PyString>>; Dtype::ALL.len()] = [const { PyOnceLock::new() }; Dtype::ALL.len()];
 
 /// Returns the name of an element type, always the same object.
@@ -33,22 +33,22 @@ pub fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
     WORDS[dtype as usize].get_or_init(py, || PyString::intern(py, dtype.name()).unbind()).bind(py)
 }
 
-/// Adds the facts of the format that Python shares: the bits of each element type, and the header's limit.
+/// Adds format facts that Python shares: the bits of each element type, and the maximum length of a header.
 pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // Makes all words, too. A fork while another thread makes one later would leave the child waiting for a
-    // thread that it does not have.
+    // This also creates all words. If a thread created one later during a fork, the child would wait for a thread that
+    // it does not have.
     let bits = Dtype::ALL.iter().map(|&dtype| (dtype_word(module.py(), dtype), dtype.bits()));
     module.add("DTYPE_BITS", bits.into_py_dict(module.py())?)?;
     module.add("MAX_HEADER_BYTES", MAX_HEADER_BYTES)
 }
 
-/// The entry of one tensor in a header.
+/// The entry of a tensor in a header.
 #[pyclass(name = "TensorFacts", module = "pagestream._native", frozen, get_all)]
 pub struct PyTensorFacts {
     dtype: Py<PyString>,
     shape: Py<PyTuple>,
     nbytes: u64,
-    /// The tensor's first byte in the file.
+    /// The offset of the tensor's first byte in the file.
     offset: u64,
 }
 
@@ -68,10 +68,10 @@ impl PyTensorFacts {
 pub struct PyWeightFile {
     weights: WeightFile,
     lead: Arc<FileLead>,
-    /// The key that keeps a closed file for a moment. `None` for a file of a checkpoint, and for a file opened by its
-    /// descriptor.
+    /// The key by which a closed file is kept for a moment. `None` for a file of a checkpoint, and for a file opened by
+    /// its descriptor.
     key: Option<IdleKey>,
-    /// The results of `buffer`: all tensors of a file use one object per protection.
+    /// The results of `buffer`: all tensors of a file share one object per protection.
     buffers: Mutex<Buffers>,
 }
 
@@ -80,7 +80,7 @@ type Buffers = [Option<Py<PyExporter>>; 2];
 
 impl Drop for PyWeightFile {
     fn drop(&mut self) {
-        // A checkpoint closes its files itself.
+        // A checkpoint closes its own files.
         if self.weights.is_last() {
             Python::try_attach(|py| py.detach(|| self.let_go()));
         }
@@ -88,18 +88,18 @@ impl Drop for PyWeightFile {
 }
 
 impl PyWeightFile {
-    /// Makes one of a checkpoint's files.
+    /// Creates the object for one of a checkpoint's files.
     pub fn of(weights: WeightFile, lead: Arc<FileLead>) -> Self {
         Self { weights, lead, key: None, buffers: Mutex::default() }
     }
 
-    /// Closes the file. If it is being read ahead, it is kept for a moment: programs open a file for each tensor, and
-    /// FUSE drops a file from the page cache whenever it is opened.
+    /// Closes the file. If it is being read ahead, it is kept for a moment: some programs open a file for each tensor,
+    /// and FUSE drops a file from the page cache whenever it is opened.
     fn let_go(&self) {
         if let Some(key) = &self.key {
             return key.let_go(&self.weights, &self.lead);
         }
-        // The lead of a checkpoint's file serves the file when it is opened again.
+        // If a checkpoint's file is opened again, its lead serves it.
         if Arc::strong_count(&self.lead) == 1 {
             self.lead.close();
         }
@@ -110,7 +110,7 @@ impl PyWeightFile {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the whole file as a buffer; `None` where there is no mapping. With `writable` the buffer is over
+    /// Returns the whole file as a buffer, or `None` if there is no mapping. With `writable` the buffer is over
     /// copy-on-write pages.
     fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyExporter>>> {
         let opened = self.weights.file.opened()?;
@@ -124,14 +124,14 @@ impl PyWeightFile {
             return Ok(None);
         };
         let mut buffers = self.buffers();
-        // After a concurrent close only users of the memory may keep the mapping.
+        // After a concurrent close, only users of the memory may keep the mapping.
         if !self.weights.file.is_closed() {
             buffers[usize::from(writable)] = Some(buffer.clone().unbind());
         }
         Ok(Some(buffer))
     }
 
-    /// Returns the whole file as a buffer for a user of one tensor; `None` where there is no mapping.
+    /// Returns the whole file as a buffer for a user of one tensor, or `None` if there is no mapping.
     fn mapped<'py>(
         &self,
         py: Python<'py>,
@@ -146,7 +146,7 @@ impl PyWeightFile {
         export::range_object(py, &opened, 0..opened.size(), Some(&tensor), writable)
     }
 
-    /// Returns memory with a tensor's bytes: its own if it was read ahead, or else the mapping's unless `owned`.
+    /// Returns memory with a tensor's bytes: its own if it was read ahead, otherwise the mapping unless `owned`.
     fn memory<'py>(
         &self,
         py: Python<'py>,
@@ -178,7 +178,7 @@ impl PyWeightFile {
     }
 
     fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
-        // No header has a name with lone surrogates.
+        // No name in a header has lone surrogates.
         let found = name.to_str().ok().and_then(|name| self.weights.header.tensor(name));
         found.ok_or_else(|| {
             let detail = format!("File does not contain tensor {name}");
@@ -187,7 +187,8 @@ impl PyWeightFile {
     }
 }
 
-/// Parses the header of a file that is in memory: each tensor in order of the data. `head` has at least the header.
+/// Parses the header of a file in memory, and returns the tensors in order of the data. `head` contains at least the
+/// header.
 #[pyfunction]
 pub fn parse_weights(
     py: Python<'_>,
@@ -202,8 +203,8 @@ pub fn parse_weights(
 
 #[pymethods]
 impl PyWeightFile {
-    /// Opens a file by its path. With a descriptor it opens the descriptor's file, and errors show `path`. The descriptor
-    /// stays the caller's.
+    /// Opens a file by its path. With a descriptor it opens the descriptor's file, and errors show `path`. The caller
+    /// keeps the descriptor.
     #[new]
     #[pyo3(signature = (path, mode, strict, ahead_bytes, descriptor = None))]
     fn new(
@@ -249,7 +250,7 @@ impl PyWeightFile {
         file_system_of(py, &self.weights.file)
     }
 
-    /// Whether positioned reads come out of the page cache; None if that is not known.
+    /// Whether positioned reads use the page cache; None if that is unknown.
     #[getter]
     fn reads_from_cache(&self) -> PyResult<Option<bool>> {
         let opened = self.weights.file.opened()?;
@@ -257,13 +258,13 @@ impl PyWeightFile {
         Ok((!is_as_asked).then(|| opened.reads_from_cache()))
     }
 
-    /// Whether some of the file is in the page cache.
+    /// Returns whether some of the file is in the page cache.
     fn holds_pages(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(py.detach(|| self.weights.file.opened().map(|opened| page_cache::holds_pages(&opened)))?)
     }
 
-    /// Returns why the file cannot be read past the page cache; None if it can, as far as is known. Opens it anew, which
-    /// on FUSE drops its pages.
+    /// Returns why direct reads of the file are impossible; None if no reason is known. Opens the file again, which on
+    /// FUSE drops its pages.
     fn direct_refusal(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(py.detach(|| self.weights.file.opened().map(|opened| opened.direct_refusal()))?)
     }
@@ -296,9 +297,9 @@ impl PyWeightFile {
         PyTensorFacts::of(py, &self.entry(name)?)
     }
 
-    /// Returns `make(shape, types[dtype], buffer, offset)`: for example `numpy.ndarray(…)`. With `owned` the buffer is
-    /// never the mapping. Returns None if `types` lacks the type, there is no mapping, the tensor is misaligned, or,
-    /// with `owned`, the type is not one of NumPy's own.
+    /// Returns `make(shape, types[dtype], buffer, offset)`, for example `numpy.ndarray(…)`. With `owned` the buffer is
+    /// never the mapping. Returns None if `types` lacks the type, if there is no mapping, if the tensor is misaligned,
+    /// or, with `owned`, if the type is not one of NumPy's own.
     fn array<'py>(
         &self,
         py: Python<'py>,
@@ -313,7 +314,7 @@ impl PyWeightFile {
             return Ok(None);
         }
         let Some(dtype) = types.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
-        // NumPy exports no memory of types that are not its own.
+        // NumPy exports no memory of foreign types.
         if owned && dtype.getattr(intern!(py, "isbuiltin"))?.extract::<i32>()? != 1 {
             return Ok(None);
         }
@@ -329,7 +330,7 @@ impl PyWeightFile {
         }
     }
 
-    /// Returns a buffer that holds a tensor's bytes, and the offset at which they begin; None where nothing is mapped.
+    /// Returns a buffer that holds a tensor's bytes, and the offset at which they begin. None if there is no mapping.
     /// With `owned` the buffer is never the mapping.
     fn memory_of<'py>(
         &self,
@@ -341,7 +342,7 @@ impl PyWeightFile {
         self.memory(py, &self.entry(name)?, writable, owned)
     }
 
-    /// Returns a tensor that can be read in parts, also after this file is closed.
+    /// Returns a tensor that can be read in parts, even after this file is closed.
     fn stored(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyStoredTensor> {
         let PyTensorFacts { dtype, shape, nbytes, offset } = self.info(py, name)?;
         let opened = Some(self.weights.file.opened()?);
@@ -350,20 +351,20 @@ impl PyWeightFile {
         Ok(PyStoredTensor { name, dtype, shape, nbytes, path, offset, opened, header, lead })
     }
 
-    /// Returns the file for tensors whose writes do not show in other tensors.
+    /// Returns the file with its own copy-on-write pages, so that writes do not show in other tensors.
     fn with_own_pages(&self) -> PyResult<Self> {
         let WeightFile { file, header } = &self.weights;
         let weights = WeightFile { file: Arc::new(file.with_own_pages()?), header: header.clone() };
         Ok(Self::of(weights, self.lead.clone()))
     }
 
-    /// Returns why there are no copy-on-write pages of this file; None if there are.
+    /// Returns why this file has no copy-on-write pages; None if it has.
     fn copy_on_write_refusal(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let opened = self.weights.file.opened()?;
         Ok(py.detach(|| opened.copy_on_write_refusal()))
     }
 
-    /// Returns why read-only arrays lie on pages that cannot be written; None if they do not.
+    /// Returns why the pages of read-only arrays are not writable; None if they are.
     fn read_only_pages_reason(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let opened = self.weights.file.opened()?;
         Ok(py.detach(|| opened.read_only_pages_reason()))
@@ -374,13 +375,13 @@ impl PyWeightFile {
         self.fill(py, &self.entry(name)?, &mut WritableBuffer::of(out)?)
     }
 
-    /// Checks by the kernel's attributes that the file has not changed since it was opened.
+    /// Checks with the kernel's attributes that the file has not changed since it was opened.
     fn verify(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.weights.file.opened()?.verify_as_known())?)
     }
 
-    /// Waits until the storage was asked for all requested tensors. If there is a lead, it also asks the server whether
-    /// the file has changed.
+    /// Waits until storage has received requests for all requested tensors. If there is a lead, it also asks the server
+    /// whether the file has changed.
     fn finish_lead(&self, py: Python<'_>) -> PyResult<()> {
         if self.lead.finish(py)? {
             let verified = py.detach(|| self.weights.file.opened()?.verify_with_server());

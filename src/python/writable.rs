@@ -1,4 +1,4 @@
-//! Memory of Python's to write to: its writable buffers, and fresh `bytes`. Unsafe island 3.
+//! Memory of Python that this crate writes to: writable buffers, and new `bytes`. Unsafe island 3.
 #![allow(unsafe_code)] // Island 3: the buffer protocol is made of raw pointers.
 
 use std::fmt;
@@ -12,17 +12,18 @@ use pyo3::types::PyBytes;
 use crate::os::memory::Uninit;
 use crate::os::memory::parts::WritableMemory;
 
-/// Bytes that are copied between two checks for Python's signals.
+/// Number of bytes copied between two checks for Python's signals.
 const COPY_CHUNK_BYTES: usize = 4 << 20;
 
-/// Makes new `bytes` that `fill(start, chunk)` fills, detached from the interpreter. Checks for Ctrl-C between chunks.
+/// Creates a `bytes` object that `fill(start, chunk)` fills, detached from the interpreter. Checks for Ctrl-C between
+/// chunks.
 pub fn new_bytes<E: Send + Into<PyErr>>(
     py: Python<'_>,
     len: usize,
     fill: impl Fn(usize, Uninit<'_>) -> Result<(), E> + Sync,
 ) -> PyResult<Bound<'_, PyBytes>> {
     let size = ffi::Py_ssize_t::try_from(len).map_err(|_| PyMemoryError::new_err("too large"))?;
-    // SAFETY: a null source asks for uninitialised bytes.
+    // SAFETY: a null source requests uninitialised bytes.
     let object = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
     // SAFETY: a new reference, or null with an exception set.
     let bytes = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
@@ -35,8 +36,8 @@ pub fn new_bytes<E: Send + Into<PyErr>>(
     Ok(bytes)
 }
 
-/// A caller's buffer to write to, of whatever element type. It is requested in the simplest form of the buffer
-/// protocol, which NumPy also gives for types that have no letter (bfloat16, datetime64).
+/// A caller's buffer to write to, of any element type. It is requested in the simplest form of the buffer protocol,
+/// which NumPy also supports for types without a letter (bfloat16, datetime64).
 pub struct WritableBuffer {
     request: Box<ffi::Py_buffer>,
 }
@@ -44,7 +45,7 @@ pub struct WritableBuffer {
 impl WritableBuffer {
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut request = Box::new(ffi::Py_buffer::new());
-        // SAFETY: `object` is alive and `request` valid; it stays where it is, as exporters may want.
+        // SAFETY: `object` is alive and `request` valid; `request` does not move, as some exporters require.
         let status =
             unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *request, ffi::PyBUF_WRITABLE) };
         if status == 0 {
@@ -61,7 +62,7 @@ impl WritableBuffer {
         self.request.len as usize
     }
 
-    /// Returns whether the two have memory in common: then only one may be borrowed at a time.
+    /// Returns whether the two share memory, so that only one may be borrowed at a time.
     pub fn overlaps(&self, other: &Self) -> bool {
         let start = |of: &Self| of.request.buf.addr();
         start(self) < start(other) + other.len() && start(other) < start(self) + self.len()
@@ -78,8 +79,8 @@ impl WritableBuffer {
         if len == 0 {
             return Ok(Uninit::default());
         }
-        // SAFETY: the exporter promised this many contiguous, writable bytes until the release in `drop`.
-        // A caller that uses the memory meanwhile races with itself only.
+        // SAFETY: the exporter promised this many contiguous, writable bytes until the release in `drop`. A caller that
+        // uses the memory meanwhile races only with itself.
         let memory =
             unsafe { std::slice::from_raw_parts_mut(self.request.buf.cast::<MaybeUninit<u8>>(), len) };
         Ok(Uninit::spare(memory))
@@ -103,13 +104,13 @@ impl WritableBuffer {
 
 impl Drop for WritableBuffer {
     fn drop(&mut self) {
-        // SAFETY: it was got by `PyObject_GetBuffer` and is released once. It is moved to no other thread (raw
-        // pointers are not Send) but by `GivenMemory`, which attaches: the interpreter's lock is held.
+        // SAFETY: `PyObject_GetBuffer` returned it, and it is released once. Only `GivenMemory` moves it to another
+        // thread (raw pointers are not Send), and that attaches: the interpreter's lock is held.
         unsafe { ffi::PyBuffer_Release(&raw mut *self.request) };
     }
 }
 
-/// A caller's buffer that threads of ours write to. It is released once the last of them has let go.
+/// A caller's buffer that our threads write to. The last thread to drop it releases it.
 pub struct GivenMemory {
     address: *mut u8,
     len: usize,
@@ -122,8 +123,8 @@ unsafe impl Send for GivenMemory {}
 // SAFETY: `&GivenMemory` gives out an address and a length.
 unsafe impl Sync for GivenMemory {}
 
-// SAFETY: the exporter promised this many contiguous, writable bytes until the release in `drop`. A caller that uses the
-// memory meanwhile races with itself only.
+// SAFETY: the exporter promised this many contiguous, writable bytes until the release in `drop`. A caller that uses
+// the memory meanwhile races only with itself.
 unsafe impl WritableMemory for GivenMemory {
     fn as_ptr(&self) -> *mut u8 {
         self.address
@@ -151,7 +152,7 @@ impl Drop for GivenMemory {
     fn drop(&mut self) {
         let mut buffer = self.buffer.take();
         Python::try_attach(|_| drop(buffer.take()));
-        // The interpreter is gone, and nothing in it has to know.
+        // The interpreter is gone, and its objects need no release.
         forget(buffer);
     }
 }
