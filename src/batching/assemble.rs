@@ -1,4 +1,4 @@
-//! One batch with given windows, for callers that choose them: map-style datasets.
+//! Assembles one batch from given windows, for callers that choose them: map-style datasets.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::widen::Element;
 use super::layout::row_bytes;
 use super::row::RowCopier;
 
-/// Fills x and y, `[windows, sequence_length]` elements each, without gaps, with the windows `indices`, in that
-/// order. There is no y exactly for [`Target::None`].
+/// Fills x and y, of `[windows, sequence_length]` elements each, without gaps, with the windows `indices`, in that
+/// order. y is absent exactly for [`Target::None`].
 ///
 /// A token at or beyond `vocabulary` is an error. So is a file that was truncated or rewritten meanwhile: each shard is
 /// checked once, at the end. After an error the content of the memory is undefined.

@@ -1,4 +1,4 @@
-//! Work on batches in one thread: filling a chunk, and asking about a file.
+//! Batch work in one thread: filling a chunk, and asking the server about a file.
 
 use std::mem::take;
 
@@ -26,7 +26,7 @@ pub(super) struct Gatherer {
 }
 
 impl Gatherer {
-    /// Fills a chunk with its rows of `plan`, and checks each file that was read.
+    /// Fills a chunk with its rows of `plan`, and checks each file that it read.
     fn fill(&mut self, shared: &Shared, plan: &BatchPlan, mut chunk: RowChunk) -> Result<Filled> {
         let Shared { feed, options, layout, metrics, .. } = shared;
         let wait = Wait::begin();
@@ -106,10 +106,10 @@ impl Shared {
         Step { items, waited }
     }
 
-    /// Whether all that a claim needs is known to be in the page cache, as far as a few of its rows tell:
-    /// storage that has stalled keeps back more than one.
+    /// Returns whether all data for a claim is in the page cache, judged by a few of its rows: stalled storage delays
+    /// more than one row.
     pub fn is_resident(&self, claim: &Claim) -> bool {
-        /// All rows would take a fifth as long as gathering them.
+        /// Checking all rows would take a fifth of the time for gathering them.
         const SAMPLED_ROWS: usize = 16;
         match &claim.work {
             SlotWork::Fill(chunk) => {
@@ -117,7 +117,7 @@ impl Shared {
                 let step = rows.len().div_ceil(SAMPLED_ROWS).max(1);
                 rows.iter().step_by(step).all(|row| self.feed.is_resident(row))
             }
-            // A server may be asked, and may not answer.
+            // This may ask a server, which may not answer.
             SlotWork::Check(_) => false,
         }
     }
@@ -149,7 +149,7 @@ impl Work for Shared {
     }
 }
 
-/// The memory of a part, row by row.
+/// Yields the memory of a part, row by row.
 fn memory_of_rows(part: &mut Part, row_bytes: usize) -> impl Iterator<Item = Uninit<'_>> {
     part.memory().chunks_exact(row_bytes.max(1))
 }
@@ -158,8 +158,8 @@ fn wrong_size() -> Error {
     Error::argument("the memory for the batch is not of the batch's size")
 }
 
-/// The borders that the files record: places where a document begins, in tokens from the row's first. The first token
-/// is none; the place behind the last may be one.
+/// Returns the borders that the files record: positions where a document begins, in tokens from the row's first token.
+/// The first token is no border, but the position behind the last token may be one.
 fn recorded_borders(corpus: &TokenCorpus, start: u64, tokens: u64) -> Result<Vec<u64>> {
     let stop = corpus.len().min(start + tokens + 1);
     let mut borders = corpus.document_starts(start, stop)?;
@@ -169,7 +169,7 @@ fn recorded_borders(corpus: &TokenCorpus, start: u64, tokens: u64) -> Result<Vec
     Ok(borders)
 }
 
-/// Writes 1 for each token, and 0 for the last token of each document that another one follows.
+/// Writes 1 for each token, and 0 for the last token of each document with a successor.
 fn mask_ends(mut out: Uninit<'_>, borders: &[u64]) {
     out.fill(1);
     for border in borders {
@@ -183,7 +183,7 @@ fn count_up(mut out: Uninit<'_>, starts: &[u64], tokens: u64, element: Element) 
     let mut begin = 0;
     for stop in starts.iter().copied().chain([tokens]) {
         let length = (stop - begin) as usize;
-        // A loop over one document has no branch.
+        // Without a branch in the loop over a document.
         if element == Element::I64 {
             let document = out.take_front(length * size_of::<i64>());
             for (position, place) in document.arrays().enumerate() {

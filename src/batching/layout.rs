@@ -1,5 +1,5 @@
-//! Sizes of rows, and where the arrays of a batch lie in its buffer. Everything that is derived from the
-//! length of a window is worked out here, once.
+//! Sizes of rows, and the offsets of a batch's arrays in its buffer. All values that depend on the length of a window
+//! are computed here, once.
 
 use std::ops::Range;
 
@@ -15,17 +15,17 @@ use crate::widen::Element;
 use super::options::Documents;
 use super::plan::{BatchRow, Feed};
 
-/// A chunk while storage is calm: long enough that taking and finishing it costs nothing beside it.
+/// Size of a chunk while storage is calm: long enough that claiming and finishing it costs next to nothing.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Chunks of a batch at most: more would keep no more threads busy, and each takes memory.
+/// Maximum number of chunks in a batch: more would keep no more threads busy, and each takes memory.
 const MAX_CHUNKS: usize = 1024;
 
-/// Where x, y, position ids and the loss mask lie in a buffer, in bytes.
+/// Sizes, and the offsets of x, y, position ids and the loss mask in a buffer, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLayout {
-    /// Rows of a full batch.
+    /// Number of rows in a full batch.
     pub rows: usize,
-    /// Tokens of x in a row.
+    /// Number of tokens of x in a row.
     pub tokens: u64,
     pub row_bytes: usize,
     pub y_offset: Option<usize>,
@@ -34,28 +34,28 @@ pub struct BatchLayout {
     pub mask_row_bytes: usize,
     pub mask_offset: Option<usize>,
     pub buffer_bytes: usize,
-    /// Cached bytes that the windows of a full batch need, and what is noted of them.
+    /// Cached bytes that the windows of a full batch need, plus the bytes for keeping track of them.
     pub ahead_bytes: u64,
 }
 
-/// Rows of a batch, and the memory that they fill.
+/// Rows of a batch, and their memory.
 #[derive(Debug)]
 pub(super) struct RowChunk {
     pub rows: Range<usize>,
     pub x: Part,
     pub y: Option<Part>,
-    /// Position ids, for batches that tell documents apart.
+    /// Position ids, for batches that distinguish documents.
     pub positions: Option<Part>,
-    /// The loss mask, likewise: a byte for each token.
+    /// The loss mask, for the same batches: one byte per token.
     pub mask: Option<Part>,
 }
 
-/// Bytes of a row of x, or of y.
+/// Returns the size of a row of x, or of y, in bytes.
 pub(super) fn row_bytes(tokens: u64, dtype: Dtype, element: Element) -> Option<usize> {
     tokens.checked_mul(element.bytes(dtype)).and_then(|bytes| usize::try_from(bytes).ok())
 }
 
-/// Bytes of one position id: as wide as x, or 32 bits where x is of the files' type.
+/// Returns the size of a position id in bytes: as wide as x, or 32 bits if x has the files' type.
 fn position_bytes(element: Element) -> u64 {
     if element == Element::I64 { 8 } else { 4 }
 }
@@ -96,14 +96,15 @@ impl BatchLayout {
         })
     }
 
-    /// Rows of a chunk. While storage is slow each thread takes one, so that many wait at the same time.
+    /// Returns the number of rows in a chunk. While storage is slow each thread takes one, so that many threads wait in
+    /// parallel.
     fn chunk_rows(&self, rows: usize, is_slow: bool) -> usize {
         let each = self.buffer_bytes.div_ceil(self.rows.max(1)).max(1);
         let wanted = if is_slow { 1 } else { (CHUNK_BYTES / each).max(1) };
         wanted.max(rows.div_ceil(MAX_CHUNKS))
     }
 
-    /// The buffer as chunks, in order.
+    /// Splits the buffer into chunks, in order.
     pub(super) fn chunks(
         &self,
         block: Anonymous,

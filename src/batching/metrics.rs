@@ -5,12 +5,12 @@ use std::time::Duration;
 
 macro_rules! metrics {
     ($($(#[$about:meta])* $name:ident),+ $(,)?) => {
-        /// Counters. The thread that does the work raises them.
+        /// Counters. The thread that does the work increments them.
         #[derive(Debug, Default)]
         pub struct Metrics { $($(#[$about])* pub $name: AtomicU64),+ }
 
         impl Metrics {
-            /// The name and the value of each counter.
+            /// Returns the name and the value of each counter.
             pub fn list(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name.load(Ordering::Relaxed))),+]
             }
@@ -25,10 +25,9 @@ metrics! {
     batches,
     /// Bytes of tokens in the windows that were gathered.
     bytes_asked,
-    /// Bytes that lookahead asked the kernel for, in whole pages; of files that are not mapped, bytes that
-    /// were read.
+    /// Bytes that lookahead requested from the kernel, in whole pages; for unmapped files, bytes that were read.
     bytes_read,
-    /// Windows that were gathered without a wait for storage.
+    /// Windows gathered without a wait for storage.
     lookahead_hits,
     /// Windows for which a gathering thread waited for storage.
     lookahead_misses,

@@ -5,7 +5,7 @@ use crate::fetch::crew::check_threads;
 use crate::mapped_file::DropBehind;
 use crate::widen::Element;
 
-/// The token that tells documents apart.
+/// The token that delimits documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Marker {
     /// Each document ends with this id.
@@ -14,7 +14,7 @@ pub enum Marker {
     Begin(u64),
 }
 
-/// How batches tell their documents apart.
+/// The way to find the documents in batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Documents {
     Ignore,
@@ -28,28 +28,28 @@ pub enum Documents {
 pub struct Options {
     pub element: Element,
     pub documents: Documents,
-    /// Number of ids that tokens may have; a greater or a negative one is an error. `None` for any.
+    /// Number of valid ids; a greater or a negative id is an error. `None` allows any id.
     pub vocabulary: Option<u64>,
-    /// Gathering threads; `None` adapts.
+    /// Number of gathering threads; `None` adapts.
     pub threads: Option<usize>,
-    /// Batches requested ahead; `None` adapts.
+    /// Number of batches requested ahead; `None` adapts.
     pub lookahead: Option<usize>,
     /// Bytes for buffers and for pages requested ahead; `None` for a share of the available memory.
     pub memory_bytes: Option<u64>,
     pub drop_behind: Option<DropBehind>,
-    /// Number of buffers that a consumer can hold, beyond those in the ring, which still return to the pool and
-    /// not to the system.
+    /// Number of buffers that a consumer can hold besides those in the ring. Up to this number, they return to the pool
+    /// and not to the system.
     pub spare_buffers: u64,
     #[doc(hidden)]
     pub without: Without,
 }
 
-/// Mechanisms that `benches/rust/ablation.rs` switches off, one at a time. All are on otherwise.
+/// Mechanisms that `benches/rust/ablation.rs` switches off, one at a time. Otherwise all of them are on.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Without {
-    /// The consumer fills a chunk itself where it would have to wait for a gatherer.
+    /// The consumer fills a chunk itself when it would have to wait for a gatherer.
     pub helping: bool,
     /// More gatherers while storage is slow.
     pub extra_gatherers: bool,

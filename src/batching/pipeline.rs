@@ -1,4 +1,4 @@
-//! A stream of batches that are made ahead of their use; `mod.rs` has the picture.
+//! A stream of batches prepared ahead of their use; `mod.rs` has a diagram.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -20,25 +20,26 @@ use super::ring::{Claim, Front, Ring, Taken};
 use super::sizes::Sizes;
 use super::threads::Shared;
 
-/// The fingerprint of corpora of more files is left for when it is asked for: not all of them stay open.
+/// For corpora with more files, the fingerprint is computed on request, because not all files stay open.
 const MAX_FINGERPRINTED_SHARDS: usize = 1024;
 /// A finished batch.
 #[derive(Debug)]
 pub struct Batch {
     pub buffer: Lease,
     pub rows: usize,
-    /// Samples that the stream has given out, all ranks together, once this batch is consumed.
+    /// Number of samples that the stream has returned, over all ranks, once this batch is consumed.
     pub position_after: u64,
-    /// The places in the batch where documents begin, in tokens, row after row. Each row begins one.
+    /// The positions in the batch where documents begin, in tokens, row after row. Each row begins a document.
     pub documents: Option<Vec<u64>>,
 }
 
 #[derive(Debug)]
+
 pub struct Pipeline {
     shared: Arc<Shared>,
-    /// The consumer's own tools, for when it lends a hand.
+    /// The consumer's own gatherer, for when it helps.
     gatherer: Mutex<Gatherer>,
-    /// Whether an earlier call waited for the first batch, and gave up.
+    /// Whether an earlier call waited for the first batch and gave up.
     gave_up: AtomicBool,
     process: u64,
 }
@@ -64,18 +65,17 @@ impl Pipeline {
         })?;
         crew.start("pagestream-gather", &shared)?;
         let ours = shared.clone();
-        // Without this thread the fingerprints are worked out when they are asked for.
+        // Without this thread, the fingerprints are computed on request.
         let _ = crew.assist("pagestream-print", move || work_out_fingerprints(&ours));
         Ok(pipeline)
     }
 
-    /// Whether this process started the threads. A fork of it did not.
+    /// Returns whether this process started the threads. A forked child did not.
     pub fn is_of_this_process(&self) -> bool {
         self.process == fork::generation()
     }
 
-    /// The next batch, waiting for it for at most `patience`. After an error, the caller starts
-    /// the stream anew.
+    /// Returns the next batch, and waits for it for at most `patience`. After an error, the caller starts a new stream.
     pub fn next(&self, patience: Duration) -> Result<Next<Box<Batch>>> {
         self.refuse_in_a_fork()?;
         let begun = Instant::now();
@@ -109,9 +109,8 @@ impl Pipeline {
         if self.is_of_this_process() { Ok(()) } else { Err(Error::argument(message)) }
     }
 
-    /// Fills a chunk in the consumer's thread, which is sooner done than being woken. Returns whether it did:
-    /// not where storage would have to be waited for, as far as that can be foreseen, as the caller wants to
-    /// hear signals.
+    /// Fills a chunk in the consumer's thread, which is faster than a wake-up later. Returns whether it did. It does
+    /// not if the chunk would probably wait for storage, because the caller wants to notice signals.
     fn lend_a_hand(&self, claim: Claim, gatherer: &mut Gatherer) -> bool {
         let _on_panic = OnPanic(&*self.shared);
         let is_resident = self.shared.is_resident(&claim);
@@ -123,7 +122,7 @@ impl Pipeline {
         is_resident
     }
 
-    /// The consumer's tools, unless another consumer has them.
+    /// Returns the consumer's gatherer, unless another consumer is using it.
     fn own_gatherer(&self) -> Option<MutexGuard<'_, Gatherer>> {
         if self.shared.options.without.helping {
             return None;
@@ -151,9 +150,9 @@ impl Pipeline {
         Ok(Next::Ready(Box::new(Batch { buffer, rows, position_after, documents })))
     }
 
-    /// Whether [`Self::next`] would not wait.
+    /// Returns whether [`Self::next`] would not wait.
     pub fn is_ready(&self) -> bool {
-        // In a fork it would refuse.
+        // In a forked child it returns an error at once.
         !self.is_of_this_process() || self.shared.ring(|ring| ring.is_ready())
     }
 
@@ -161,8 +160,8 @@ impl Pipeline {
         self.shared.layout
     }
 
-    /// Counters, and the present lookahead, ring, threads and buffers. In a fork of the process the counters
-    /// alone, as they stood then: there are no threads, and one of them may have held the lock.
+    /// Returns the counters, and the present lookahead, ring, threads and buffers. In a forked child it returns only
+    /// the counters, as of the fork: there are no threads, and one of them may have held the lock.
     pub fn metrics(&self) -> Vec<(&'static str, u64)> {
         let mut list = self.shared.metrics.list();
         if self.is_of_this_process() {
@@ -177,9 +176,9 @@ impl Pipeline {
         list
     }
 
-    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    /// Stops the threads and waits for them, but not forever: a thread may hang in a read from dead storage.
     pub fn close(&self) {
-        // The first to close waits.
+        // Only the first call waits.
         if self.is_of_this_process() && self.shared.ring(|ring| ring.close(None)) {
             self.shared.crew.wait_for_end(CLOSE_PATIENCE);
             self.shared.ring(Ring::clear);
@@ -192,25 +191,25 @@ impl Drop for Pipeline {
         if self.is_of_this_process() {
             self.close();
         } else {
-            // A fork has no such threads, and they may have held the lock. Nothing is touched.
+            // A forked child has no such threads, and they may have held the lock. Touch nothing.
             std::mem::forget(self.shared.clone());
         }
     }
 }
 
-/// Works out the fingerprints, so that the state of the stream can be told without a read, also once a file
-/// has failed.
+/// Computes the fingerprints, so that the state of the stream is available without a read, even after a file has
+/// failed.
 fn work_out_fingerprints(shared: &Shared) {
     for source in &shared.feed.sources {
         let is_closed = shared.ring(|ring| ring.is_closed);
         if !is_closed && source.corpus.shards.len() <= MAX_FINGERPRINTED_SHARDS {
-            // A failure comes again when the fingerprint is asked for.
+            // A failure recurs when the fingerprint is requested.
             let _ = source.corpus.fingerprint();
         }
     }
 }
 
-/// Returns the places where documents begin, row after row. Each row begins one.
+/// Returns the positions where documents begin, row after row. Each row begins a document.
 fn flatten(mut rows: Vec<(usize, Vec<u64>)>, tokens: u64) -> Vec<u64> {
     rows.sort_unstable();
     let starts = rows.into_iter().map(|(row, starts)| (row as u64 * tokens, starts));

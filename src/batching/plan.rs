@@ -1,5 +1,5 @@
-//! The windows of each batch of one rank: a position in the stream gives token ranges, and token ranges give pages of
-//! files.
+//! Finds the windows of each batch of one rank: a position in the stream gives token ranges, and token ranges give
+//! pages of files.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::sampling::schedule::{self, Draw, Schedule};
 use crate::tokens::corpus::TokenCorpus;
 use crate::tokens::windows::Windows;
 
-/// The purpose of memory for lists of windows. A batch may have millions of them.
+/// The purpose of memory for lists of windows, whose number can reach millions per batch.
 pub(super) const PLAN: &str = "the plan of a batch, which grows with batch_size";
 
-/// A corpus and the windows that are drawn from it.
+/// A corpus and its windows.
 #[derive(Debug, Clone)]
 pub struct TokenSource {
     pub corpus: Arc<TokenCorpus>,
@@ -29,20 +29,20 @@ pub struct TokenSource {
 pub struct Share {
     pub rank: u64,
     pub world_size: u64,
-    /// Windows of one rank in a full batch.
+    /// Number of windows of one rank in a full batch.
     pub batch_size: u64,
 }
 
-/// Where the stream ends.
+/// The end of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamExtent {
-    /// The position behind its last sample; `None` for a stream without end.
+    /// The position behind its last sample; `None` for an endless stream.
     pub end: Option<u64>,
     /// Whether a short last global batch is dropped.
     pub drop_last: bool,
 }
 
-/// Upper bound of `batch_size`: more windows would need too much memory for their numbers alone.
+/// Maximum `batch_size`: more windows would need too much memory for their numbers alone.
 const MAX_BATCH_WINDOWS: u64 = 1 << 24;
 
 #[derive(Debug)]
@@ -53,23 +53,23 @@ pub struct Feed {
     extent: StreamExtent,
 }
 
-/// One row of a batch.
+/// A row of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchRow {
     pub source: usize,
     /// The epoch of the source.
     pub epoch: u64,
-    /// The tokens, as positions in the corpus, targets included.
+    /// The token range in the corpus, including targets.
     pub start: u64,
     pub stop: u64,
 }
 
-/// One batch of this rank.
+/// A batch of this rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BatchPlan {
-    /// Samples of the stream before the global batch. This batch is a part of it.
+    /// Number of samples of the stream before the global batch that contains this batch.
     pub position: u64,
-    /// Windows of the global batch, over all ranks.
+    /// Number of windows in the global batch, over all ranks.
     pub global_rows: u64,
     pub rows: Vec<BatchRow>,
 }
@@ -106,7 +106,7 @@ impl Feed {
         Ok(Self { sources, schedule, share, extent })
     }
 
-    /// The batch whose global batch begins at `position`; `None` at the end of the stream.
+    /// Returns this rank's part of the global batch at `position`, or `None` at the end of the stream.
     pub fn plan(&self, position: u64) -> Result<Option<BatchPlan>> {
         let Share { rank, world_size, .. } = self.share;
         let global_rows = self.global_rows(position);
@@ -115,7 +115,7 @@ impl Feed {
         }
         let end = position.checked_add(global_rows);
         end.ok_or_else(|| Error::argument("the stream is over after 2^64 samples"))?;
-        // Ranks of a short batch differ by one row at most.
+        // In a short batch, the numbers of rows of two ranks differ by at most one.
         let (each, more) = (global_rows / world_size, global_rows % world_size);
         let first = rank * each + rank.min(more);
         let count = each + u64::from(rank < more);
@@ -127,21 +127,22 @@ impl Feed {
         Ok(Some(BatchPlan { position, global_rows, rows }))
     }
 
-    /// Windows of the global batch at `position`; 0 at the end of the stream, or where the rest is dropped.
+    /// Returns the number of windows in the global batch at `position`, or 0 at the end of the stream or if the rest is
+    /// dropped.
     fn global_rows(&self, position: u64) -> u64 {
         let full = self.share.batch_size * self.share.world_size;
         let left = self.extent.end.map_or(full, |end| end.saturating_sub(position));
         if left < full && self.extent.drop_last { 0 } else { full.min(left) }
     }
 
-    /// The position once a batch is consumed. If no batch follows, that is the end of the stream: dropped samples count
-    /// as consumed.
+    /// Returns the position once a batch is consumed. If no batch follows, it is the end of the stream: dropped samples
+    /// count as consumed.
     pub fn position_after(&self, plan: &BatchPlan) -> u64 {
         let after = plan.position + plan.global_rows;
         self.extent.end.filter(|_| self.global_rows(after) == 0).unwrap_or(after)
     }
 
-    /// The pages that rows lie on: in order of file and offset, without overlap.
+    /// Returns the pages of rows, in order of file and offset, without overlap.
     pub fn page_ranges<'a>(&self, rows: impl IntoIterator<Item = &'a BatchRow>) -> Result<Vec<ByteRange>> {
         let page = memory::page_bytes() as u64;
         let rows = rows.into_iter();
@@ -163,7 +164,7 @@ impl Feed {
         Ok(ranges)
     }
 
-    /// The bytes of a row, file by file.
+    /// Returns the byte ranges of a row, file by file.
     fn byte_ranges(&self, row: &BatchRow) -> Result<impl Iterator<Item = Result<ByteRange>>> {
         let (set, corpus) = (row.source, &self.sources[row.source].corpus);
         Ok(corpus.pieces(row.start, row.stop)?.map(move |piece| {
@@ -173,7 +174,7 @@ impl Feed {
         }))
     }
 
-    /// Whether a row is known to be in the page cache.
+    /// Returns whether a row is known to be in the page cache.
     pub fn is_resident(&self, row: &BatchRow) -> bool {
         let is_cached = |range: ByteRange| {
             let opened = self.open(range.file);

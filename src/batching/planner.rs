@@ -1,4 +1,4 @@
-//! The planning thread: which windows come next, and fetching their pages ahead.
+//! The planning thread: chooses the next windows, and fetches their pages ahead.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,12 +15,13 @@ use super::plan::{BatchPlan, PLAN};
 use super::ring::Planned;
 use super::threads::Shared;
 
-/// The pages of a group are asked for in pieces of this size, evenly while the group before is used up.
+/// The pages of a group are requested in pieces of this size, evenly while the previous group is used up.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// The body of the thread. In the blocked order a group has at most `max_group_batches`.
+/// The body of the thread. In the blocked order a group has at most `max_group_batches` batches.
 pub(super) fn plan_ahead(shared: &Shared, position: u64, max_group_batches: usize) {
-    // Random order: a fault or a read fetches just its pages. This is a hint; where it fails, reads tell.
+    // In a random order, a fault or a read should fetch only its own pages. This is a hint; if it fails, reads report
+    // why.
     let advice = if matches!(shared.feed.schedule.order, Order::Shuffled | Order::Random) {
         Advice::Random
     } else {
@@ -56,12 +57,12 @@ pub(super) fn plan_ahead(shared: &Shared, position: u64, max_group_batches: usiz
 
 #[derive(Debug, Default)]
 struct Planner {
-    /// The position of the next batch that is planned.
+    /// The position of the next batch to plan.
     position: u64,
     epochs: Epochs,
     max_group_batches: usize,
     ahead: Ahead,
-    /// In the blocked order: the batches that are read together, and those after them.
+    /// For the blocked order: the batches that are read together, and the group after them.
     group: BatchGroup,
     following: BatchGroup,
 }
@@ -70,21 +71,21 @@ struct Planner {
 #[derive(Debug, Default)]
 struct BatchGroup {
     batches: VecDeque<BatchPlan>,
-    /// Number of batches when the group was made.
+    /// Number of batches when the group was created.
     count: usize,
     ranges: Arc<Vec<ByteRange>>,
-    /// Number of ranges that were asked for.
+    /// Number of ranges requested so far.
     asked: usize,
 }
 
-/// The latest epoch of each source; `None` before its first window. A batch of a mixture may come to an epoch
-/// and go back to the one before: see [`Schedule::batch`](crate::sampling::schedule::Schedule::batch).
+/// The latest epoch of each source; `None` before its first window. A batch of a mixture may reach an epoch and return
+/// to the previous one: see [`Schedule::batch`](crate::sampling::schedule::Schedule::batch).
 #[derive(Debug, Default)]
 struct Epochs(Vec<Option<u64>>);
 
 impl Epochs {
-    /// Sources that begin an epoch in this batch; all of them in the first batch of a stream that is resumed.
-    /// None at the beginning of the stream, when the files have just been opened.
+    /// Returns the sources that begin an epoch in this batch, or all of them in the first batch of a resumed stream.
+    /// Returns none at the beginning of the stream, when the files have just been opened.
     fn sources_to_check(&mut self, plan: &BatchPlan, sources: usize) -> BTreeSet<usize> {
         let goes_on = self.0.is_empty() && plan.position > 0;
         let mut begun: BTreeSet<usize> = if goes_on { (0..sources).collect() } else { BTreeSet::new() };
@@ -101,8 +102,8 @@ impl Epochs {
 }
 
 impl Planner {
-    /// Looks at the files of a source when its epoch begins, and at all files where a stream is resumed: a
-    /// file that has vanished or was replaced is not read any more.
+    /// Checks the files of a source when its epoch begins, and all files when a stream is resumed, so that no missing
+    /// or replaced file is read.
     fn checked(&mut self, shared: &Shared, next: Option<Planned>) -> Result<Option<Planned>> {
         let Some(planned) = &next else { return Ok(next) };
         for source in self.epochs.sources_to_check(&planned.plan, shared.feed.sources.len()) {
@@ -122,7 +123,7 @@ impl Planner {
         Ok(Some(Planned { plan: Arc::new(plan), behind: Arc::new(ranges) }))
     }
 
-    /// The next batch of the group. The pages of the following group are asked for in the order of the file,
+    /// Returns the next batch of the group. It requests the pages of the following group in the order of the file,
     /// evenly while this one is used up.
     fn next_of_group(&mut self, shared: &Shared) -> Result<Option<Planned>> {
         if self.group.batches.is_empty() {
@@ -137,7 +138,7 @@ impl Planner {
         let done = self.group.count - self.group.batches.len();
         let due = self.following.ranges.len() * done / self.group.count;
         self.fetch_following(shared, due)?;
-        // Windows of a group share pages: these are dropped with its last batch.
+        // Windows of a group share pages, so the pages are dropped with the group's last batch.
         let last = self.group.batches.is_empty();
         let behind = if last { std::mem::take(&mut self.group.ranges) } else { Arc::default() };
         Ok(Some(Planned { plan: Arc::new(plan), behind }))
@@ -157,7 +158,7 @@ impl Planner {
         Ok(BatchGroup { count: batches.len(), batches, ranges: Arc::new(ranges), asked: 0 })
     }
 
-    /// Asks for the first `due` ranges of the following group, without those that were asked for before.
+    /// Requests the first `due` ranges of the following group, except those already requested.
     fn fetch_following(&mut self, shared: &Shared, due: usize) -> Result<()> {
         let (ranges, asked) = (self.following.ranges.clone(), self.following.asked);
         let due = due.min(ranges.len());

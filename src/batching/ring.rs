@@ -1,4 +1,4 @@
-//! The batches between planner and consumer. Only [`Ring`] makes, claims, finishes and takes slots. It has no lock
+//! The batches between planner and consumer. Only [`Ring`] creates, claims, finishes and takes slots. It has no lock
 //! and no thread: `threads.rs` locks it and wakes threads according to its [`News`].
 
 use std::collections::VecDeque;
@@ -26,12 +26,12 @@ pub(super) struct Planned {
 #[derive(Debug)]
 pub(super) enum SlotWork {
     Fill(RowChunk),
-    /// Ask the server whether the file is still the one that was opened. Each file is work of its own,
-    /// because each is a request.
+    /// Ask the server whether the file is still the file that was opened. Each file is a separate piece of work,
+    /// because each needs a request.
     Check(FileId),
 }
 
-/// Work that one thread took.
+/// Work claimed by one thread.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub number: u64,
@@ -42,19 +42,19 @@ pub(super) struct Claim {
 /// The outcome of a claim.
 #[derive(Debug, Default)]
 pub(super) struct Filled {
-    /// For each row, its number and where documents begin inside it, in tokens from its first.
+    /// For each row, its number and the positions where documents begin inside it, in tokens from its first token.
     pub documents: Vec<(usize, Vec<u64>)>,
     /// Whether the thread had to wait for storage.
     pub waited: bool,
-    /// Files that were read without a mapping. Their server is asked about them once the batch is filled.
+    /// Files that were read without a mapping. Once the batch is filled, their servers are asked about them.
     pub unmapped: Vec<FileId>,
 }
 
 #[derive(Debug)]
 enum SlotState {
-    /// The chunks that no thread has taken, in reverse order.
+    /// The unclaimed chunks, in reverse order.
     Filling(Vec<RowChunk>),
-    /// The files that no thread has taken.
+    /// The unclaimed files.
     Checking(Vec<FileId>),
     /// *Finished*, or *failed*.
     Done(Result<Lease>),
@@ -66,12 +66,12 @@ struct BatchSlot {
     state: SlotState,
     /// The buffer, until the batch is finished.
     whole: Option<Whole>,
-    /// Number of pieces of the current state that are not done.
+    /// Number of unfinished pieces in the current state.
     open: usize,
     filled: Filled,
 }
 
-/// A batch that the consumer took.
+/// A batch that the consumer has taken.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub plan: Arc<BatchPlan>,
@@ -83,14 +83,14 @@ pub(super) struct Taken {
 #[derive(Debug)]
 pub(super) enum Front {
     Batch(Taken),
-    /// Not yet; perhaps with work that the consumer can do meanwhile.
+    /// Not ready yet. It may carry work that the consumer can do meanwhile.
     Pending(Option<Claim>),
-    /// All batches were taken.
+    /// The consumer has taken all batches.
     End,
     Failed(Error),
 }
 
-/// Changes since the last [`Ring::take_news`], which tell which sleeping threads can proceed.
+/// Changes since the last [`Ring::take_news`]. They show which sleeping threads can proceed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct News {
     /// Number of gatherers that would find work.
@@ -107,12 +107,12 @@ pub(super) struct Ring {
     pool: Pool,
     planned: VecDeque<Planned>,
     slots: VecDeque<BatchSlot>,
-    /// Number of the first slot, equal to the batches taken so far.
+    /// Number of the first slot, equal to the number of batches taken so far.
     first: u64,
     /// The outcome of planning, once it has ended.
     end: Option<Result<()>>,
     pub is_closed: bool,
-    /// Budget of batches that are planned and have no slot yet.
+    /// Budget of planned batches without a slot.
     lookahead: Budget,
     /// Budget of slots.
     space: Budget,
@@ -139,7 +139,7 @@ impl Ring {
         }
     }
 
-    /// Returns the limits of batches requested ahead and of slots, and the number of buffers made so far.
+    /// Returns the limits on batches requested ahead and on slots, and the number of buffers allocated so far.
     pub fn lengths(&self) -> [u64; 3] {
         [self.lookahead.limit(), self.space.limit(), self.pool.made()]
     }
@@ -154,13 +154,13 @@ impl Ring {
         self.lookahead.has_room()
     }
 
-    /// Returns whether a sleeping planner should wake: with a cold cache at once, with a warm one only when half
-    /// of the lookahead is used up, so that it wakes less often.
+    /// Returns whether a sleeping planner should wake. With a cold cache it wakes at once. With a warm cache it wakes
+    /// only when half of the lookahead is used up, and therefore less often.
     pub fn wants_plans(&self) -> bool {
         if self.is_warm { self.lookahead.is_half_used() } else { self.lookahead.has_room() }
     }
 
-    /// A batch becomes *planned*.
+    /// Adds a batch as *planned*.
     pub fn plan(&mut self, planned: Planned) {
         self.planned.push_back(planned);
         self.lookahead.take(1);
@@ -168,7 +168,7 @@ impl Ring {
     }
 
     /// Records whether the planner finds everything in the page cache. Once it does, both budgets start again from
-    /// their first limits, because superfluous buffers leave the processor's caches.
+    /// their first limits, because unneeded buffers fall out of the processor's caches.
     pub fn set_warm(&mut self, is_warm: bool) {
         if is_warm && !self.is_warm && self.adapts {
             self.lookahead.start_anew();
@@ -186,7 +186,7 @@ impl Ring {
 
     // --- gatherers ---
 
-    /// Claims the next work: of the first batch that has some, otherwise of a new one if there is space.
+    /// Claims the next work: from the first batch with unclaimed work, otherwise from a new slot if there is space.
     pub fn claim(&mut self, is_slow: bool) -> Option<Claim> {
         if self.is_closed {
             return None;
@@ -206,7 +206,7 @@ impl Ring {
         }
     }
 
-    /// The first *planned* batch becomes *filling*.
+    /// Moves the first *planned* batch to *filling*.
     fn make_slot(&mut self, is_slow: bool) -> bool {
         if !self.space.has_room() {
             return false;
@@ -225,7 +225,7 @@ impl Ring {
         self.news.work += open.saturating_sub(1);
         let mut slot = BatchSlot { planned, state, whole, open, filled: Filled::default() };
         if open == 0 {
-            // A rank can have no row of a short last batch.
+            // A rank may have no row in a short last batch.
             slot.finish(&self.pool);
             self.news.is_ready = true;
         }
@@ -233,7 +233,7 @@ impl Ring {
         true
     }
 
-    /// Leaves a claim to another thread.
+    /// Returns a claim, so that another thread can take it.
     pub fn give_back(&mut self, claim: Claim) {
         let index = claim.number.checked_sub(self.first);
         let Some(slot) = index.and_then(|index| self.slots.get_mut(index as usize)) else { return };
@@ -245,13 +245,13 @@ impl Ring {
         self.news.work += 1;
     }
 
-    /// Has another gatherer look for work, because one that was woken leaves.
+    /// Makes another gatherer look for work, because a woken gatherer is leaving.
     pub fn pass_on(&mut self) {
         self.news.work += 1;
     }
 
-    /// Records the outcome of a claim. If it was the last of its batch, returns the ranges that can be dropped
-    /// from memory.
+    /// Records the outcome of a claim. After the last claim of a batch, it returns the ranges that can be dropped from
+    /// memory.
     ///
     /// A batch fails with its first error. The outcomes of its later claims are ignored.
     pub fn finish(&mut self, number: u64, outcome: Result<Filled>) -> Option<Arc<Vec<ByteRange>>> {
@@ -283,8 +283,8 @@ impl Ring {
 
     // --- the consumer ---
 
-    /// The first batch becomes *taken*, if it is finished or failed. `stalled` tells whether the consumer waited
-    /// for it. If it did, and the batch in turn waited for storage, both budgets double.
+    /// Takes the first batch, if it is finished or failed. `stalled` tells whether the consumer waited for it. If it
+    /// did, and the batch in turn waited for storage, both budgets double.
     pub fn take(&mut self, stalled: bool) -> Front {
         match (&self.end, self.slots.is_empty() && self.planned.is_empty()) {
             (Some(Err(error)), is_empty) if is_empty || self.is_closed => {
@@ -313,7 +313,7 @@ impl Ring {
         Front::Batch(Taken { plan: planned.plan, buffer, documents: filled.documents })
     }
 
-    /// As [`Self::take`]; where there is nothing to take yet and the consumer may help, it gets work.
+    /// Same as [`Self::take`]. If no batch is ready and the consumer may help, it gets work.
     pub fn take_or_claim(&mut self, stalled: bool, may_help: bool) -> Front {
         match self.take(stalled) {
             Front::Pending(None) if may_help => Front::Pending(self.claim(false)),
@@ -331,7 +331,7 @@ impl Ring {
         self.is_closed || is_over || self.front_is_done()
     }
 
-    /// Stops all threads at their next check. The consumer gets `error` from then on, if there is one. Returns
+    /// Stops all threads at their next check. If `error` is given, the consumer receives it from then on. Returns
     /// whether this is the first call.
     pub fn close(&mut self, error: Option<Error>) -> bool {
         let was_open = !std::mem::replace(&mut self.is_closed, true);
@@ -350,7 +350,7 @@ impl Ring {
 }
 
 impl BatchSlot {
-    /// *Filling* becomes *checking*, if files were read without a mapping.
+    /// Moves the batch from *filling* to *checking*, if files were read without a mapping.
     fn begin_checks(&mut self) -> bool {
         if !matches!(self.state, SlotState::Filling(_)) {
             return false;
@@ -365,7 +365,7 @@ impl BatchSlot {
         self.open > 0
     }
 
-    /// *Filling* or *checking* becomes *finished*.
+    /// Moves the batch from *filling* or *checking* to *finished*.
     fn finish(&mut self, pool: &Pool) {
         if let (SlotState::Filling(_) | SlotState::Checking(_), Some(whole)) =
             (&self.state, self.whole.take())

@@ -13,40 +13,40 @@ use crate::widen::{self, Beyond, Element};
 use super::layout::row_bytes;
 use super::options::Marker;
 
-/// Bytes of a mapping that one step copies and widens. They stay in the first-level cache.
+/// Bytes of a mapping copied and widened per step. They stay in the first-level cache.
 const BLOCK_BYTES: u64 = 8 << 10;
 
-/// Bytes of the next row that are prefetched. After those the processor has seen the direction.
+/// Bytes of the next row to prefetch. After them, the processor has detected the direction.
 const PREFETCHED_BYTES: u64 = 2 << 10;
 
-/// Fills rows of batches, one at a time. It keeps the last run, which makes the next row cheaper.
+/// Fills rows of batches, one at a time. It remembers the last run, which makes the next row cheaper.
 ///
-/// The caller fills some rows in one thread, then calls [`RowCopier::verify`]: only then are they good.
+/// The caller fills several rows in one thread, then calls [`RowCopier::verify`]. Only then are they good.
 #[derive(Debug)]
 pub struct RowCopier {
     scratch: Vec<u8>,
     reader: TokenCopier,
-    /// Number of ids that a row may have; `None` for any.
+    /// Number of valid ids; `None` allows any id.
     vocabulary: Option<u64>,
     marker: Option<Marker>,
-    /// The borders that the marker shows in the last row: places where a document begins, in tokens from the row's
-    /// first. The first token is none; the place behind the last token of x may be one.
+    /// The borders that the marker shows in the last row: positions where a document begins, in tokens from the row's
+    /// first token. The first token is no border, but the position behind the last token of x may be one.
     pub(super) borders: Vec<u64>,
-    /// Bytes of rows that were read, not copied from a mapping.
+    /// Bytes of rows that were read rather than copied from a mapping.
     pub(super) read_bytes: u64,
 }
 
 impl RowCopier {
-    /// Makes a copier that refuses ids at or beyond `vocabulary`, and finds borders of documents by a `marker`.
+    /// Creates a copier that rejects ids at or beyond `vocabulary`, and finds borders of documents by a `marker`.
     pub fn new(corpus: Arc<TokenCorpus>, vocabulary: Option<u64>, marker: Option<Marker>) -> Self {
         let reader = TokenCopier { corpus, touched: Vec::new(), last: None, guarded: None };
         Self { scratch: Vec::new(), reader, vocabulary, marker, borders: Vec::new(), read_bytes: 0 }
     }
 
-    /// Writes the tokens `start..stop` to `x_row`. With targets, the last of them is not in `x_row`, and
-    /// `y_row` gets all but the first.
+    /// Writes the tokens `start..stop` to `x_row`. With targets, `x_row` lacks the last token, and `y_row` lacks the
+    /// first.
     ///
-    /// After an error the rows since the last [`Self::verify`] are undefined, and their files are forgotten.
+    /// After an error the rows since the last [`Self::verify`] are undefined, and the copier forgets their files.
     pub fn row(
         &mut self,
         (start, stop): (u64, u64),
@@ -63,7 +63,7 @@ impl RowCopier {
         }
         corpus.check_range(start, stop)?;
         let window = (start, stop - targets);
-        // Only the next token tells whether the last one of x ends a document that the next one begins.
+        // Only the next token shows whether the last token of x ends a document.
         let looks_behind =
             matches!(self.marker, Some(Marker::Begin(_))) && targets == 0 && stop < corpus.len();
         let source_stop = stop + u64::from(looks_behind);
@@ -72,11 +72,11 @@ impl RowCopier {
             let block_tokens = if is_mapped {
                 BLOCK_BYTES / item_bytes
             } else {
-                // A read is a system call, perhaps a request to a server: one for the whole row.
+                // A read is a system call, perhaps a request to a server, so make one for the whole row.
                 self.read_bytes += (source_stop - start) * item_bytes;
                 window.1 - window.0
             };
-            // Ids are looked at in the scratch block.
+            // Ids are checked in the scratch block.
             let is_copied = element.is_copy(dtype) && self.vocabulary.is_none() && self.marker.is_none();
             if is_copied && (is_mapped || y_row.is_none()) {
                 self.copy_row(window, block_tokens, x_row, y_row)
@@ -90,20 +90,20 @@ impl RowCopier {
         done
     }
 
-    /// Prefetches the row that begins with token `start`, into the processor's cache.
+    /// Prefetches the row that begins with token `start` into the processor's cache.
     pub fn prefetch(&self, start: u64) {
         self.reader.prefetch(start);
     }
 
-    /// Checks each file that was read since the last call: one that was cut or rewritten meanwhile is an
-    /// error. Returns their indices, for [`TokenCorpus::verify_now`] at the end of the batch.
+    /// Checks each file that was read since the last call. A file that was truncated or rewritten meanwhile is an
+    /// error. Returns the files' indices, for [`TokenCorpus::verify_now`] at the end of the batch.
     pub fn verify(&mut self) -> Result<Vec<usize>> {
         let touched = self.take_touched();
         self.reader.corpus.verify(touched.iter().copied())?;
         Ok(touched)
     }
 
-    /// The shards that were read since the last call, without looking at them.
+    /// Returns the shards that were read since the last call, without checking them.
     pub(super) fn take_touched(&mut self) -> Vec<usize> {
         let mut touched = self.reader.forget();
         touched.sort_unstable();
@@ -111,7 +111,7 @@ impl RowCopier {
         touched
     }
 
-    /// Copies tokens to x and to y. The second time they come from the first-level cache.
+    /// Copies tokens to x and to y. The second copy comes from the first-level cache.
     fn copy_row(
         &mut self,
         (start, stop): (u64, u64),
@@ -131,7 +131,7 @@ impl RowCopier {
     }
 
     /// Copies tokens to a scratch block, and widens them from there to x and y. It reads the tokens up to
-    /// `source_stop`, and those of x end at `stop`.
+    /// `source_stop`; the tokens of x end at `stop`.
     fn widen_row(
         &mut self,
         (start, stop, source_stop): (u64, u64, u64),
@@ -156,7 +156,7 @@ impl RowCopier {
                 self.reader.prefetch(read_stop);
             }
             if let Some(marker) = self.marker {
-                // The first token of the next block is searched with that block.
+                // The first token of the next block is searched together with that block.
                 let searched_stop = if last < stop { last } else { read_stop };
                 let searched = &read[..(searched_stop - first) as usize * item];
                 note_borders(&mut self.borders, searched, dtype, marker, (first - start, stop - start))?;
@@ -204,7 +204,7 @@ fn note_borders(
     Ok(())
 }
 
-/// The range `start..stop` in blocks.
+/// Splits the range `start..stop` into blocks.
 fn blocks(start: u64, stop: u64, block_tokens: u64) -> impl Iterator<Item = (u64, u64)> {
     let firsts = std::iter::successors(Some(start), move |first| first.checked_add(block_tokens));
     firsts
@@ -212,28 +212,28 @@ fn blocks(start: u64, stop: u64, block_tokens: u64) -> impl Iterator<Item = (u64
         .map(move |first| (first, stop.min(first.saturating_add(block_tokens))))
 }
 
-/// Copies tokens out of a corpus, and notes which files it read.
+/// Copies tokens from a corpus, and records which files it read.
 #[derive(Debug)]
 struct TokenCopier {
     corpus: Arc<TokenCorpus>,
     touched: Vec<usize>,
     last: Option<OpenRun>,
-    /// The answer of [`can_copy_from_mappings`] in this thread, after the first mapping.
+    /// The result of [`can_copy_from_mappings`] in this thread, known after the first mapping.
     guarded: Option<bool>,
 }
 
-/// The last run that was read, mostly a whole shard. Looking it up and asking for its file takes longer than a short copy.
+/// The last run, usually a whole shard. Looking it up and getting its file takes longer than a short copy.
 #[derive(Debug)]
 struct OpenRun {
     start: u64,
     stop: u64,
-    /// The byte of the file where it begins.
+    /// The offset of its first byte in the file.
     offset_bytes: u64,
     opened: Arc<Opened>,
 }
 
 impl TokenCopier {
-    /// Returns the files that were read since the last call, and asks for the next ones anew.
+    /// Returns the files that were read since the last call. The next reads look their files up again.
     fn forget(&mut self) -> Vec<usize> {
         (self.last, self.guarded) = (None, None);
         std::mem::take(&mut self.touched)
@@ -249,7 +249,7 @@ impl TokenCopier {
         Ok(is_mapped && *self.guarded.get_or_insert_with(can_copy_from_mappings))
     }
 
-    /// Prefetches the tokens from `start` on, if they are of the last run.
+    /// Prefetches the tokens from `start` on, if they belong to the last run.
     fn prefetch(&self, start: u64) {
         let Some(run) = self.last.as_ref().filter(|run| (run.start..run.stop).contains(&start)) else {
             return;
@@ -314,7 +314,7 @@ fn beyond_vocabulary(corpus: &TokenCorpus, first: u64, found: Beyond, vocabulary
     bad_token(corpus, first + found.position as u64, &detail)
 }
 
-/// The error of a token, with its place on the axis and in its file.
+/// Returns the error for a token, with its position in the corpus and in its file.
 fn bad_token(corpus: &TokenCorpus, token: u64, what: &str) -> Error {
     let (shard, run) = match corpus.run(token) {
         Ok(found) => found,

@@ -1,4 +1,4 @@
-//! How much a stream keeps on its way: batches asked for ahead, buffers, threads.
+//! The capacity of a stream: batches requested ahead, buffers, threads.
 
 use crate::fetch::budget::{Budget, default_memory_bytes};
 use crate::fetch::crew::Limits;
@@ -8,44 +8,45 @@ use super::layout::BatchLayout;
 use super::options::Options;
 use super::plan::Feed;
 
-/// Windows that are asked for ahead from the first: with 256 in flight a disk reads at the rate of direct
-/// readers at queue depth 64, with 16 at 0.7 to 0.8 of it.
+/// Initial number of windows requested ahead. With 256 in flight a disk reads as fast as with direct readers at queue
+/// depth 64; with 16 it reaches 0.7 to 0.8 of that.
 const FIRST_LOOKAHEAD_WINDOWS: usize = 256;
-/// Gathering threads where files are mapped: at first, or one less than there are cores, as that one is the
-/// consumer's; and at most. Their pages are fetched ahead: more threads would not fetch more.
+/// Gathering threads for mapped files. The first number is the initial one, limited to one less than the number of
+/// cores, because the consumer needs one. The second is the maximum: pages are fetched ahead, so more threads would not
+/// fetch more.
 const FIRST_GATHERERS: usize = 4;
 const MAX_GATHERERS: usize = 8;
-/// Gathering threads where files are read without a mapping: at first, and at most. Each waits for one read.
+/// Gathering threads for files that are read without a mapping: initially, and at most. Each waits for one read.
 const FIRST_READERS: usize = 16;
 const MAX_READERS: usize = 64;
 const FIRST_RING: u64 = 4;
 const MAX_RING: u64 = 64;
-/// More buffers than this serve no consumer: the memory is better left to the page cache.
+/// More buffers than this help no consumer: the page cache makes better use of the memory.
 const MAX_RING_BYTES: u64 = 32 << 20;
 const MAX_LOOKAHEAD: u64 = 4096;
 /// Bandwidth-delay product of 1 GB/s storage with 125 ms latency.
 const MAX_AHEAD_BYTES: u64 = 128 << 20;
-/// Windows that the blocked order works out together, at most.
+/// Maximum number of windows that the blocked order plans together.
 const MAX_GROUP_WINDOWS: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
-    /// Batches whose pages are asked for ahead.
+    /// Number of batches whose pages are requested ahead.
     pub lookahead: Budget,
-    /// Batches that are being filled or are full.
+    /// Number of batches that are being filled or are full.
     pub ring: Budget,
     pub gatherers: Limits,
-    /// Batches that the blocked order works out together, at most.
+    /// Maximum number of batches that the blocked order plans together.
     pub max_group_batches: usize,
 }
 
 impl Sizes {
     pub fn new(feed: &Feed, options: &Options, layout: &BatchLayout) -> Self {
         let budget = options.memory_bytes.unwrap_or_else(default_memory_bytes);
-        // Where the first file is not mapped, the others are mostly not mapped either.
+        // If the first file is not mapped, the other files usually are not either.
         let is_unmapped = feed.sources.iter().any(|source| source.corpus.facts(0).mode == Mode::Read);
         let rows = (layout.rows as u64).max(1);
-        // Half of the budget is for pages, half for buffers.
+        // Half of the budget is for pages, and half for buffers.
         let fitting = |most: u64, each: u64| most.min(budget / 2) / each.max(1);
         let ahead_bytes = layout.ahead_bytes;
         let buffer_bytes = layout.buffer_bytes as u64;
@@ -59,7 +60,7 @@ impl Sizes {
             }
             Some(given) => {
                 let pages = given.clamp(1, fitting(u64::MAX, ahead_bytes).clamp(1, MAX_LOOKAHEAD));
-                // Where nothing is mapped, reading ahead is filling buffers ahead.
+                // If nothing is mapped, reading ahead means filling buffers ahead.
                 let most =
                     if is_unmapped { fitting_buffers.min(MAX_LOOKAHEAD) } else { FIRST_RING.min(max_ring) };
                 let buffers = given.clamp(1, most);

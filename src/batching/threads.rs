@@ -29,7 +29,7 @@ pub(super) struct Shared {
     space: Condvar,
 }
 
-/// The ring, and how many threads sleep: even a wake-up that wakes no thread would be a system call.
+/// The ring, and the numbers of sleeping threads: a wake-up costs a system call even if no thread sleeps.
 #[derive(Debug)]
 struct Watched {
     ring: Ring,
@@ -86,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Waits as a gatherer for work. Returns `None` once the pipeline is closed.
+    /// Waits for work as a gatherer. Returns `None` once the pipeline is closed.
     pub fn wait_for_work(&self) -> Option<Claim> {
         let mut watched = self.lock();
         loop {
@@ -102,7 +102,7 @@ impl Shared {
         }
     }
 
-    /// Waits as a consumer for something to take, at most for `patience`.
+    /// Waits for a batch as a consumer, for at most `patience`.
     pub fn wait_for_batch(&self, patience: Duration) {
         let mut watched = self.lock();
         if watched.ring.is_ready() {

@@ -1,8 +1,7 @@
 //! Every interleaving of a planner, two gatherers and a consumer on a small ring.
 //!
-//! A thread that finds nothing to do goes to sleep, and wakes by [`News`] alone. Each state that can be
-//! reached is visited once; in each, whatever could go on must not be asleep, and no batch is lost, repeated
-//! or out of order.
+//! A thread that finds no work goes to sleep, and only [`News`] wakes it. The test visits each reachable state once. In
+//! each state, no thread may sleep that could proceed, and no batch may be lost, repeated or out of order.
 
 use std::collections::HashSet;
 
@@ -13,7 +12,7 @@ const GATHERERS: usize = 2;
 const BATCHES: u64 = 4;
 const ROWS: usize = 2;
 
-/// What the test varies.
+/// The parameters of the test.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     lookahead: u64,
@@ -34,7 +33,7 @@ enum Actor {
     Consumer,
 }
 
-/// The ring with its threads, as far as the hand-overs go.
+/// The ring with its threads, as far as the hand-overs are concerned.
 struct Model {
     case: Case,
     ring: Ring,
@@ -62,7 +61,7 @@ impl Model {
             buffer_bytes: ROWS * 8,
             ahead_bytes: 1,
         };
-        // Memory takes more time than all the rest: each buffer is used by many models.
+        // Allocation takes more time than all the rest, so many models share each buffer.
         thread_local!(static POOL: Pool = Pool::new(ROWS * 8, 16));
         let pool = POOL.with(Pool::clone);
         let (lookahead, room) =
@@ -103,7 +102,7 @@ impl Model {
     }
 
     fn turn_of_planner(&mut self) -> bool {
-        // An awake planner continues as long as there is space; a sleeping one waits for more.
+        // An awake planner continues while there is space; a sleeping planner waits for more.
         if !self.ring.has_room_for_plans() {
             return false;
         }
@@ -158,7 +157,7 @@ impl Model {
         }
     }
 
-    /// As `Shared::announce`. The first gatherer wakes, which is the worst case.
+    /// Same as `Shared::announce`. The first gatherer wakes, which is the worst case.
     fn announce(&mut self) {
         let News { work, is_ready, has_room } = self.ring.take_news();
         for number in (0..GATHERERS)
@@ -177,7 +176,7 @@ impl Model {
         }
     }
 
-    /// Pieces of begun batches that no thread has taken.
+    /// Number of unclaimed pieces in begun batches.
     fn unclaimed(&self) -> usize {
         let pieces = self.ring.slots.iter().map(|slot| match &slot.state {
             SlotState::Filling(chunks) => chunks.len(),
@@ -187,7 +186,7 @@ impl Model {
         pieces.sum()
     }
 
-    /// The state that decides the next steps.
+    /// The state that determines the next steps.
     fn fingerprint(&self) -> String {
         let slots: Vec<_> = self
             .ring
@@ -227,11 +226,11 @@ fn replay(case: Case, path: &[Actor]) -> Model {
     model
 }
 
-/// Visits every state. Returns how many there are.
+/// Visits every state. Returns their number.
 fn explore(case: Case) -> usize {
     let (mut seen, mut open) = (HashSet::new(), vec![Vec::new()]);
     let mut at = None;
-    // One way out of each state is followed at once, the other ways later.
+    // Follow one successor of each state at once, and the others later.
     while let Some((mut model, path)) =
         at.take().or_else(|| open.pop().map(|path: Vec<Actor>| (replay(case, &path), path)))
     {
@@ -249,13 +248,13 @@ fn explore(case: Case) -> usize {
             let expected: Vec<bool> = (0..BATCHES).map(|batch| case.failing != Some(batch)).collect();
             assert_eq!(model.taken, expected);
         }
-        // A thread that sleeps could not do anything: else its waking was lost.
+        // A sleeping thread could not do anything. Otherwise it missed its wake-up.
         for actor in ACTORS.into_iter().filter(|actor| model.asleep.contains(actor)) {
             let can_turn = || replay(case, &path).turn(actor);
             let is_lost = match actor {
                 Actor::Consumer => can_turn(),
                 Actor::Planner => model.ring.wants_plans(),
-                // Work may be left to a gatherer that is awake; but not if that one is busy with a chunk.
+                // Another awake gatherer may take the work, unless it is busy with a chunk.
                 Actor::Gatherer(number) => {
                     let other = 1 - number;
                     let is_other_free =
