@@ -1,4 +1,4 @@
-//! The order for storage that is slow at random reads: whole extents at random, mixed within a group.
+//! The order for storage with slow random reads: whole extents at random, mixed within a group.
 //!
 //! ```text
 //! windows ── cut ──> extents of consecutive windows ── permute ──> groups of OPEN_EXTENTS extents
@@ -12,24 +12,24 @@ use std::ops::Range;
 use super::key::Key;
 use super::permutation::Permutation;
 
-/// Extents of a group.
+/// Number of extents in a group.
 pub const OPEN_EXTENTS: u64 = 16;
 
-/// The division of windows into extents, which does not depend on the seed.
+/// The division of windows into extents. It does not depend on the seed.
 #[derive(Debug, Clone, Copy)]
 struct Extents {
     windows: u64,
-    /// Windows of an extent; the last may have fewer.
+    /// Number of windows in an extent; the last extent may have fewer.
     size: u64,
     count: u64,
 }
 
-/// One epoch of the order. `at` keeps the last group that it worked out.
+/// An epoch of the order. `at` remembers the last group that it computed.
 #[derive(Debug, Clone)]
 pub struct Blocked {
     extents: Extents,
     order: Permutation,
-    /// Position in the order of the extent with fewer windows.
+    /// Position in the order of the short extent.
     short: u64,
     key: Key,
     open: Group,
@@ -37,18 +37,18 @@ pub struct Blocked {
 
 #[derive(Debug, Clone)]
 struct Group {
-    /// Indices of the epoch at which the windows of the group come.
+    /// Indices of the epoch that belong to the group.
     range: Range<u64>,
     order: Permutation,
-    /// The first window of each of its extents. Worked out once: a permutation of extents for each
-    /// window would cost more than that of the windows.
+    /// The first window of each of its extents. Computed once: permuting extents for each window would cost more than
+    /// permuting windows.
     starts: [u64; OPEN_EXTENTS as usize],
-    /// The window, counted extent by extent, from which on the missing windows of the short extent are skipped.
+    /// The window, counted extent by extent, from which the missing windows of the short extent are skipped.
     short_end: u64,
 }
 
 impl Blocked {
-    /// `windows` lies in `1..=MAX_LENGTH`.
+    /// Creates an epoch. `windows` must lie in `1..=MAX_LENGTH`.
     pub(super) fn new(windows: u64, mixing_radius_windows: u64, key: Key) -> Self {
         let size = mixing_radius_windows.div_ceil(OPEN_EXTENTS).clamp(1, windows);
         let extents = Extents { windows, size, count: windows.div_ceil(size) };
@@ -59,25 +59,25 @@ impl Blocked {
         Self { extents, order, short, key: key.derive(1), open }
     }
 
-    /// The window that comes at `index` of the epoch.
+    /// Returns the window at `index` of the epoch.
     pub fn at(&mut self, index: u64) -> u64 {
         if !self.open.range.contains(&index) {
             self.open = self.group(index);
         }
         let Group { range, order, starts, short_end } = &self.open;
         let size = self.extents.size;
-        // The group's windows one after another, extent by extent, as if no extent were short.
+        // The group's windows in sequence, extent by extent, as if no extent were short.
         let inside = order.at(index - range.start);
         let inside = if inside < *short_end { inside } else { inside + self.extents.missing() };
         starts[(inside / size) as usize] + inside % size
     }
 
-    /// The number of the group that comes at `index` of the epoch, and all indices at which it comes.
+    /// Returns the number of the group at `index` of the epoch, and the range of all its indices.
     pub fn group_of(&self, index: u64) -> (u64, Range<u64>) {
         let missing = self.extents.missing();
         let short_group = self.short / OPEN_EXTENTS;
-        // Groups after the one with the short extent begin that much earlier. What saturates lies beyond
-        // the windows, of which there are 2^63 at most, also after `missing`, which is less, is taken away.
+        // Groups after the group with the short extent begin earlier by the missing windows. Saturated values lie
+        // beyond the windows (2^63 at most), even after subtracting `missing`, which is smaller.
         let full = self.extents.size.saturating_mul(OPEN_EXTENTS);
         let first_after = full.saturating_mul(short_group + 1) - missing;
         let number = if index < first_after { index / full } else { (index + missing) / full };
@@ -88,7 +88,7 @@ impl Blocked {
         (number, start_of(number)..start_of(number + 1))
     }
 
-    /// The runs of windows of a group, in the order of the permuted extents.
+    /// Returns the runs of windows of a group, in the order of the permuted extents.
     pub fn group_extents(&self, group: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let count = self.extents.count;
         let first = group.saturating_mul(OPEN_EXTENTS).min(count);
@@ -115,9 +115,9 @@ impl Blocked {
 }
 
 impl Extents {
-    /// The number of windows that the last extent lacks.
+    /// Returns the number of windows that the last extent lacks.
     fn missing(self) -> u64 {
-        // No overflow: an extent is no larger than the windows, which are 2^63 at most.
+        // No overflow: an extent is no larger than the number of windows, which is at most 2^63.
         self.count * self.size - self.windows
     }
 }

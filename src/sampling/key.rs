@@ -1,4 +1,4 @@
-//! Keys: the numbers that an order is made of, derived from a seed.
+//! Keys: numbers derived from a seed, which determine an order.
 
 use super::ORDER_VERSION;
 use crate::mix::{GAMMA, mix};
@@ -13,13 +13,13 @@ impl Key {
         Self(mix(GAMMA.wrapping_mul(ORDER_VERSION as u64))).derive(seed)
     }
 
-    /// The key of a child. No two children of a key share one.
+    /// Returns the key of a child. All children of a key have distinct keys.
     #[must_use]
     pub const fn derive(self, child: u64) -> Self {
         Self(mix(self.0 ^ mix(child.wrapping_add(GAMMA))).wrapping_add(GAMMA))
     }
 
-    /// The word with this number in the key's stream of random words, which is splitmix64.
+    /// Returns the word with this number in the key's stream of random words (splitmix64).
     pub const fn word(self, number: u64) -> u64 {
         mix(self.0.wrapping_add(number.wrapping_add(1).wrapping_mul(GAMMA)))
     }
@@ -34,19 +34,19 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Draws from `[0, below)`; `below` is at least 1.
+    /// Creates draws from `[0, below)`; `below` must be at least 1.
     pub const fn new(key: Key, below: u64) -> Self {
         Self { key: key.derive(0), retries: key.derive(1), below }
     }
 
-    /// Unbiased: Lemire's multiplication with rejection (arXiv:1805.10941).
+    /// Returns a draw. It is unbiased: Lemire's multiplication with rejection (arXiv:1805.10941).
     pub fn at(&self, number: u64) -> u64 {
         let mut word = self.key.word(number);
         let mut attempt = 0;
         loop {
             let product = u128::from(word) * u128::from(self.below);
             let low = product as u64;
-            // The threshold takes a division, but lies below `below`, so it is seldom needed.
+            // Computing the threshold takes a division, but the threshold lies below `below`, so it is rarely needed.
             if low >= self.below || low >= self.below.wrapping_neg() % self.below {
                 return (product >> 64) as u64;
             }

@@ -1,4 +1,4 @@
-//! Streams of weighted sources: the source of each draw in closed form, and policies for a source that runs out.
+//! Streams of weighted sources: the source of each draw in closed form, and policies for an exhausted source.
 //!
 //! ```text
 //! stream ── start ──> rest of the pass under way ──> pass ──> pass ── ...
@@ -6,33 +6,33 @@
 //! ```
 //!
 //! A stream usually starts at position 0, with all sources unread. A stream whose weights change in mid-run starts
-//! anew at that position, with each source where the earlier weights left it.
+//! again at that position, and each source continues where the earlier weights left it.
 
 use crate::error::{Error, Result};
 use crate::sampling::turns::Turns;
 use crate::words::words;
 
-/// The largest sum of weights.
+/// Maximum sum of weights.
 pub const MAX_WEIGHT_SUM: u64 = 1 << 32;
 
-/// The largest number of sources.
+/// Maximum number of sources.
 pub const MAX_SOURCES: usize = 1024;
 
-/// Version of the turns, for saved states. A change of the source of any draw raises it.
+/// Version of the turns, for saved states. Any change to the source of a draw increments it.
 pub const MIXTURE_VERSION: u32 = 2;
 
-/// Bound of positions and epochs at which a stream starts: sums of two such numbers fit in 64 bits.
+/// Limit on the positions and epochs at which a stream starts: the sum of two such numbers fits in 64 bits.
 const MAX_START: u64 = 1 << 63;
 
 words! {
-    /// The policy for a source that runs out.
+    /// The policy for an exhausted source.
     pub enum Exhausted as "exhausted" {
         /// The source begins its next epoch; the mixture has no end.
         Repeat = "repeat",
-        /// The mixture's pass ends with the draw that takes the last window of a source. All sources begin a
-        /// new epoch in the next pass, read to the end or not.
+        /// The mixture's pass ends with the draw of the last window of any source. In the next pass all sources begin a
+        /// new epoch, even if they were not read to the end.
         Stop = "stop",
-        /// The other sources go on by their weights, until each window was drawn once.
+        /// The other sources continue by their weights, until each window was drawn once.
         Drop = "drop",
     }
 }
@@ -41,31 +41,31 @@ words! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceProgress {
     pub epoch: u64,
-    /// Windows of the epoch that were drawn.
+    /// Number of windows of the epoch that were drawn.
     pub taken: u64,
 }
 
-/// How far a stream has come.
+/// How far a stream has advanced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MixtureProgress {
-    /// Passes that are over.
+    /// Number of completed passes.
     pub pass: u64,
     pub sources: Vec<SourceProgress>,
 }
 
-/// The place in a stream at which a mixture begins.
+/// The state of a stream at which a mixture begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Start {
-    /// Samples of the stream before.
+    /// Number of earlier samples of the stream.
     pub position: u64,
     pub progress: MixtureProgress,
-    /// A number for the keys of each source. A source keeps its number, and so its order, when a mixture gains or
-    /// loses sources. For example, sources 0 and 2 of three keep the numbers 0 and 2 when source 1 is removed.
+    /// A number for the keys of each source. A source keeps its number, and therefore its order, when a mixture gains
+    /// or loses sources. For example, sources 0 and 2 of three keep the numbers 0 and 2 when source 1 is removed.
     pub numbers: Vec<u32>,
 }
 
 impl Start {
-    /// The beginning of a stream, with all sources unread.
+    /// Returns the beginning of a stream, with all sources unread.
     pub fn at_zero(sources: usize) -> Self {
         let unread = SourceProgress { epoch: 0, taken: 0 };
         let progress = MixtureProgress { pass: 0, sources: vec![unread; sources] };
@@ -105,25 +105,25 @@ impl Start {
 pub struct Mixture {
     windows: Vec<u64>,
     pub start: Start,
-    /// The rest of the pass at which the stream starts, then all later passes, if they differ.
+    /// The rest of the pass at which the stream starts, then a full pass, if they differ.
     passes: Vec<Pass>,
 }
 
 /// A position of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamPlace<'a> {
-    /// Passes since the start.
+    /// Number of passes since the start.
     pub pass: u64,
-    /// Phases of that pass.
+    /// The phases of that pass.
     pub phases: &'a [Phase],
-    /// Draws of the pass before.
+    /// Number of earlier draws in the pass.
     pub inside: u64,
     pub length: Option<u64>,
 }
 
 impl Mixture {
-    /// Takes one weight for each source, at least 1 and [`MAX_WEIGHT_SUM`] at most in all, and the number of windows
-    /// of each source, at least 1.
+    /// Creates a mixture. Each source has a weight of at least 1, with a sum of at most [`MAX_WEIGHT_SUM`], and at
+    /// least 1 window.
     pub fn new(weights: &[u64], windows: &[u64], exhausted: Exhausted, start: Option<Start>) -> Result<Self> {
         if weights.is_empty() || weights.len() > MAX_SOURCES {
             let sources = weights.len();
@@ -160,18 +160,18 @@ impl Mixture {
         Ok(Self { windows: windows.to_vec(), start, passes })
     }
 
-    /// The windows of each source.
+    /// Returns the number of windows of each source.
     pub fn windows(&self) -> &[u64] {
         &self.windows
     }
 
-    /// Draws of a whole pass, which for one source is an epoch; `None` if the stream has no end.
+    /// Returns the number of draws in a whole pass, which for one source is an epoch. `None` if the stream has no end.
     pub fn pass_length(&self) -> Option<u64> {
         self.passes.last()?.length
     }
 
-    /// The position at the end of `passes` passes, counted from the beginning of the stream and not from the start.
-    /// `None` if the stream has no passes, or if they end after 2^64 samples.
+    /// Returns the position at the end of `passes` passes, counted from the beginning of the stream and not from the
+    /// start. `None` if the stream has no passes, or if they end after 2^64 samples.
     pub fn end_of_passes(&self, passes: u64) -> Option<u64> {
         let length = self.pass_length()?;
         let Start { position, progress, .. } = &self.start;
@@ -183,11 +183,11 @@ impl Mixture {
         position.checked_add(first)?.checked_add(length.checked_mul(left - 1)?)
     }
 
-    /// How far the stream has come at a position.
+    /// Returns how far the stream has advanced at a position.
     pub fn progress(&self, position: u64) -> Result<MixtureProgress> {
         let StreamPlace { pass, phases, inside, .. } = self.place(position)?;
         let sources = &self.start.progress.sources;
-        // The other sources have been read to their ends.
+        // The other sources are exhausted.
         let mut taken = self.windows.clone();
         let Phase { start, members, turns } = &phases[phase_at(phases, inside)];
         for (member, count) in members.iter().zip(turns.counts(inside - start)) {
@@ -219,10 +219,10 @@ impl Mixture {
     }
 }
 
-/// Draws of a pass from one point on, while the same sources take part.
+/// Consecutive draws of a pass with the same sources.
 #[derive(Debug, Clone)]
 pub(super) struct Phase {
-    /// First draw of the phase, counted in the pass.
+    /// First draw of the phase, counted within the pass.
     pub start: u64,
     pub members: Vec<Member>,
     pub turns: Turns,
@@ -231,16 +231,16 @@ pub(super) struct Phase {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Member {
     pub source: u32,
-    /// Windows drawn before the phase; where the mixture repeats, of all epochs since the start.
+    /// Number of windows drawn before the phase. If the mixture repeats, this counts all epochs since the start.
     pub taken: u64,
 }
 
-/// The number of the phase with a draw of the pass. The first phase starts at 0.
+/// Returns the index of the phase that contains a draw of the pass. The first phase starts at 0.
 pub(super) fn phase_at(phases: &[Phase], draw: u64) -> usize {
     phases.partition_point(|phase| phase.start <= draw) - 1
 }
 
-/// A pass through a mixture, or the rest of one: its phases, and the number of draws, None if it has no end.
+/// A pass through a mixture, or the rest of one: its phases and the number of draws, or `None` if it has no end.
 #[derive(Debug, Clone)]
 struct Pass {
     phases: Vec<Phase>,
@@ -277,7 +277,7 @@ impl Pass {
         }
     }
 
-    /// The place after `draws` of this pass and of equal ones after it; `before` passes come before it.
+    /// Returns the place after `draws` of this pass and of equal passes after it. `before` passes precede it.
     fn place(&self, before: u64, draws: u64) -> StreamPlace<'_> {
         let (passes, inside) = self.length.map_or((0, draws), |length| (draws / length, draws % length));
         StreamPlace { pass: before + passes, phases: &self.phases, inside, length: self.length }

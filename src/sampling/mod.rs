@@ -8,10 +8,9 @@
 //!                                                             └── sequential
 //! ```
 //!
-//! Everything is a function of seed and position: no table grows with the number of windows, any position can be
-//! sought, and ranks do not matter. A change of an order increments [`ORDER_VERSION`], and a change of the turns
-//! of sources increments [`mixture::MIXTURE_VERSION`]; saved states carry both.
-//! Callers: `batching`, the binding.
+//! Everything is a function of seed and position: no table grows with the number of windows, seeking works to any
+//! position, and ranks do not matter. A change of an order increments [`ORDER_VERSION`], and a change of the turns of
+//! sources increments [`mixture::MIXTURE_VERSION`]. Saved states carry both. Callers: `batching`, the binding.
 
 pub mod blocked;
 pub mod key;
@@ -21,5 +20,5 @@ pub mod permutation;
 pub mod schedule;
 mod turns;
 
-/// Version of the orders for saved states. A change of any order or draw of a source raises it.
+/// Version of the orders, for saved states. Any change to an order or a draw of a source increments it.
 pub const ORDER_VERSION: u32 = 1;

@@ -11,9 +11,9 @@ words! {
     pub enum OrderKind as "order" {
         /// Each window once, at random.
         Shuffled = "shuffled",
-        /// Starts at any offset, drawn with replacement.
+        /// Windows that start at any offset, drawn with replacement.
         Random = "random",
-        /// Each window once, as they lie.
+        /// Each window once, in file order.
         Sequential = "sequential",
         /// Each window once; see [`super::blocked`].
         Blocked = "blocked",
@@ -30,7 +30,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// Parses the order's word. The radius counts for [`OrderKind::Blocked`] alone.
+    /// Parses the order's word. Only [`OrderKind::Blocked`] uses the radius.
     pub fn from_word(word: &str, mixing_radius_windows: u64) -> Result<Self> {
         Ok(match OrderKind::from_word(word)? {
             OrderKind::Shuffled => Self::Shuffled,
@@ -41,7 +41,7 @@ impl Order {
     }
 }
 
-/// One epoch of one source, with its keys.
+/// An epoch of a source, with its keys.
 #[derive(Debug, Clone)]
 pub enum EpochOrder {
     Shuffled(Box<Permutation>),
@@ -51,7 +51,7 @@ pub enum EpochOrder {
 }
 
 impl EpochOrder {
-    /// `windows` and, for random starts, `starts` lie in `1..=MAX_LENGTH`.
+    /// Creates the order. `windows` and, for random starts, `starts` must lie in `1..=MAX_LENGTH`.
     pub(super) fn new(order: Order, windows: u64, starts: u64, key: Key) -> Self {
         match order {
             Order::Shuffled => Self::Shuffled(Box::new(Permutation::keyed(windows, key))),
@@ -63,7 +63,7 @@ impl EpochOrder {
         }
     }
 
-    /// The window at `index` of the epoch; its first token for random starts.
+    /// Returns the window at `index` of the epoch, or its first token for random starts.
     #[inline]
     pub fn at(&mut self, index: u64) -> u64 {
         match self {

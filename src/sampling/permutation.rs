@@ -1,20 +1,20 @@
 //! A keyed permutation of `[0, n)`: constant memory, any `n` to 2^63, invertible.
 //!
-//! A Feistel network over a rectangle of `rows x columns` cells, of which `columns` is a power of two and
-//! `rows` the fewest that hold `n`. Cells from `n` on make up less than one row; where a walk ends in
-//! one, the network is applied again until it ends below `n` (cycle walking: Black, Rogaway: Ciphers
-//! with arbitrary finite domains, 2002), which for large `n` is next to never.
+//! It is a Feistel network over a rectangle of `rows x columns` cells. `columns` is a power of two, and `rows` is the
+//! smallest number that makes room for `n`. The cells from `n` on make up less than one row. If a step ends in one of
+//! them, the network is applied again until it ends below `n` (cycle walking: Black, Rogaway: Ciphers with arbitrary
+//! finite domains, 2002). For large `n` this almost never happens.
 
 use super::key::Key;
 use crate::error::{Error, Result};
 
-/// The largest `n`.
+/// Maximum `n`.
 pub const MAX_LENGTH: u64 = 1 << 63;
 
-/// Length from which on [`PAIRS_LARGE`] pairs of rounds suffice.
+/// Minimum length for which [`PAIRS_LARGE`] pairs of rounds suffice.
 const LARGE: u64 = 4097;
 const PAIRS_LARGE: usize = 4;
-/// In a small rectangle a round has few outcomes; more rounds are needed to reach every permutation alike.
+/// In a small rectangle a round has few outcomes, so more rounds are needed to reach every permutation equally often.
 const PAIRS_SMALL: usize = 8;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -24,7 +24,7 @@ struct Round {
 }
 
 impl Round {
-    /// A number in `[0, below)` that depends on `half` in an irregular way.
+    /// Returns a number in `[0, below)` that depends on `half` irregularly.
     #[inline]
     fn apply(self, half: u64, below: u64) -> u64 {
         let word = (half ^ self.whiten).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -44,13 +44,13 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The order in which an epoch visits the only source of a `Schedule`, or its first.
+    /// Creates the order in which an epoch visits the only, or the first, source of a `Schedule`.
     pub fn new(length: u64, seed: u64, epoch: u64) -> Result<Self> {
         check_length(length)?;
         Ok(Self::keyed(length, Key::of_seed(seed).derive(0).derive(epoch)))
     }
 
-    /// `length` lies in `1..=MAX_LENGTH`.
+    /// Creates a permutation. `length` must lie in `1..=MAX_LENGTH`.
     pub(super) fn keyed(length: u64, key: Key) -> Self {
         debug_assert!((1..=MAX_LENGTH).contains(&length));
         let bits = u64::BITS - (length - 1).leading_zeros();
@@ -70,7 +70,7 @@ impl Permutation {
         self.length
     }
 
-    /// The image of `index`, which lies below the length.
+    /// Returns the image of `index`, which must lie below the length.
     pub fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.length);
         let mut cell = index;
@@ -82,7 +82,7 @@ impl Permutation {
         }
     }
 
-    /// The index whose image is `value`, which lies below the length.
+    /// Returns the index whose image is `value`, which must lie below the length.
     pub fn inverse(&self, value: u64) -> u64 {
         debug_assert!(value < self.length);
         let mut cell = value;
@@ -99,7 +99,7 @@ impl Permutation {
         let (mut row, mut column) = (cell >> self.column_bits, cell & (columns - 1));
         for [by_column, by_row] in &self.rounds[..self.pairs] {
             row += by_column.apply(column, self.rows);
-            // The remainder as a minimum: a branch would go either way at random.
+            // Compute the remainder with a minimum, because a branch would be unpredictable.
             row = row.min(row.wrapping_sub(self.rows));
             column = (column + by_row.apply(row, columns)) & (columns - 1);
         }
@@ -118,7 +118,7 @@ impl Permutation {
     }
 }
 
-/// Refuses lengths that no permutation has.
+/// Rejects lengths that no permutation has.
 pub(super) fn check_length(length: u64) -> Result<()> {
     if (1..=MAX_LENGTH).contains(&length) {
         return Ok(());

@@ -10,19 +10,19 @@ use super::permutation::check_length;
 use crate::allocate;
 use crate::error::{Error, Result};
 
-/// The child of the seed's key for the first rows of batches. Children for sources are 32-bit numbers.
+/// The child of the seed's key that chooses the first rows of batches. Children for sources are 32-bit numbers.
 const ROTATIONS: u64 = u64::MAX;
 
 /// The size of a source.
 #[derive(Debug, Clone)]
 pub struct SourceSize {
-    /// Windows, which are the draws of an epoch.
+    /// Number of windows, which equals the draws of an epoch.
     pub windows: u64,
-    /// Possible starts of a window, for [`Order::Random`] alone.
+    /// Number of possible starts of a window. Only [`Order::Random`] uses it.
     pub starts: u64,
 }
 
-/// A draw: one window to read.
+/// A draw: a window to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
     pub source: usize,
@@ -31,7 +31,7 @@ pub struct Draw {
     pub index: u64,
 }
 
-/// A stream of draws: a pure function of its arguments. Its memory only saves time.
+/// A stream of draws: a pure function of its arguments. Its state only saves time.
 #[derive(Debug)]
 pub struct Schedule {
     sources: Vec<SourceSize>,
@@ -44,7 +44,7 @@ pub struct Schedule {
 
 #[derive(Debug, Clone)]
 struct Epoch {
-    /// Passes since the start of the mixture.
+    /// Number of passes since the start of the mixture.
     pass: u64,
     number: u64,
     /// First draw of the epoch, counted among the draws of its source in the pass.
@@ -53,7 +53,7 @@ struct Epoch {
 }
 
 impl Schedule {
-    /// A schedule of a mixture of these sources, or of one source without.
+    /// Creates a schedule for a mixture of these sources, or for a single source without a mixture.
     pub fn new(
         sources: Vec<SourceSize>,
         mixture: Option<Arc<Mixture>>,
@@ -85,11 +85,11 @@ impl Schedule {
         Ok(Self { sources, order, seed, mixture, epochs })
     }
 
-    /// Returns the draws of some rows of the global batch at `position`.
+    /// Returns the draws for some rows of the global batch at `position`.
     ///
-    /// Ranks take consecutive rows. The sources of a mixture take turns at nearly regular intervals, so that the
-    /// same rows would always get the same sources. A mixture's batch therefore begins with any one of its draws, which
-    /// depends on seed and position alone, and goes round.
+    /// Ranks take consecutive rows. The sources of a mixture take turns at nearly regular intervals, so the same rows
+    /// would always get the same sources. A mixture's batch therefore begins with an arbitrary one of its draws, which
+    /// depends only on seed and position, and wraps around.
     pub fn batch(&self, position: u64, global_rows: u64, rows: Range<u64>) -> Result<Vec<Draw>> {
         let count = (rows.end - rows.start) as usize;
         if self.sources.len() == 1 {
@@ -106,21 +106,21 @@ impl Schedule {
         Ok(out)
     }
 
-    /// Returns the draws at `position` and after it. Positions go on from pass to pass.
+    /// Returns `count` draws from `position` on. Positions continue from pass to pass.
     pub fn draws(&self, position: u64, count: usize) -> Result<Vec<Draw>> {
         let mut out = allocate::vec(count, "the windows of a batch")?;
         self.extend(position, count, &mut out)?;
         Ok(out)
     }
 
-    /// The position up to which draws are best read together with the one at `position`: the end of its
-    /// group in the blocked order, which is whole extents. Other orders have no such thing: that is the next.
+    /// Returns the end of the draws that are best read together with the draw at `position`. In the blocked order it is
+    /// the end of the group, which consists of whole extents. In other orders it is the next position.
     pub fn block_end(&self, position: u64) -> Result<u64> {
         let Order::Blocked { mixing_radius_windows } = self.order else {
             return Ok(position.saturating_add(1));
         };
         if self.sources.len() > 1 {
-            // The groups of sources that are mixed do not end together.
+            // The groups of different sources do not end together.
             return Ok(position.saturating_add(mixing_radius_windows));
         }
         let source = self.mixture.progress(position)?.sources[0];
@@ -130,7 +130,7 @@ impl Schedule {
         Ok(position.saturating_add(groups.group_of(source.taken).1.end - source.taken))
     }
 
-    /// Adds the draws at `position` and after it; `out` has room for them.
+    /// Appends the draws from `position` on to `out`, which has capacity for them.
     fn extend(&self, mut position: u64, count: usize, out: &mut Vec<Draw>) -> Result<()> {
         let end = position.checked_add(count as u64).ok_or_else(|| {
             Error::argument(format!("{count} draws from position {position} on end after 2^64"))
@@ -142,7 +142,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Draws until `end`, or until the phase of the mixture ends, and returns the position after them.
+    /// Draws until `end`, or until the phase of the mixture ends, and returns the next position.
     fn draws_of_phase(
         &self,
         epochs: &mut [Option<Epoch>],
@@ -168,7 +168,7 @@ impl Schedule {
         Ok(stop)
     }
 
-    /// The epoch that the draw with number `drawn` of a source in a pass belongs to.
+    /// Returns the epoch of a source that contains its draw with number `drawn` in a pass.
     #[inline]
     fn epoch<'a>(
         &self,
@@ -185,7 +185,7 @@ impl Schedule {
             *memory = None;
         }
         memory.get_or_insert_with(|| {
-            // Where a pass has an end no source has more than one epoch in it; else there is one pass.
+            // If a pass has an end, no source has more than one epoch in it. Otherwise there is only one pass.
             let started = self.mixture.start.progress.sources[source].epoch;
             let number = started.saturating_add(pass).saturating_add(drawn / windows);
             let order = self.epoch_order(source, number);
@@ -193,7 +193,7 @@ impl Schedule {
         })
     }
 
-    /// The order in which an epoch of a source visits its windows.
+    /// Returns the order in which an epoch of a source visits its windows.
     pub fn epoch_order(&self, source: usize, epoch: u64) -> EpochOrder {
         let SourceSize { windows, starts } = self.sources[source];
         let number = u64::from(self.mixture.start.numbers[source]);

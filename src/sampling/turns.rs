@@ -1,8 +1,8 @@
-//! Turns of weighted members, in closed form: which member has draw `n`, and which of its own draws that is.
+//! Turns of weighted members, in closed form: which member gets draw `n`, and how many draws it had before.
 //!
-//! A tree of two-way splits hands out the draws. After `n` draws of a node, its first child has had `n * share`
-//! of them, rounded to the nearest whole number, and its second child the rest. One multiplication finds the child
-//! that has a draw. The inverse is one division. For example, draw 7 of three members:
+//! A tree of two-way splits assigns the draws. After `n` draws of a node, its first child has had `n * share` of them,
+//! rounded to the nearest whole number, and its second child the rest. One multiplication finds the child that gets a
+//! draw. The inverse is one division. For example, draw 7 of three members:
 //!
 //! ```text
 //! root, draw 7 ── share 1/2 ──┬── member 0 (weight 5)
@@ -10,11 +10,11 @@
 //!                                                             └── member 1 (weight 3)
 //! ```
 //!
-//! A member of weight `w` stays near its share `w * n / total` because a split rounds by 1/2 at most, and a child
-//! inherits the error of its node in proportion to weights. With the weights `W` of the member and of all nodes
-//! between it and the root, the errors add up to at most the sum of `w / W / 2`. The tree is Huffman's: it joins the
-//! two lightest nodes again and again. There the `W` grow as the Fibonacci numbers or faster, so that the sum stays
-//! below (1 + 1 + 1/2 + 1/3 + 1/5 + ...) / 2 = 1.68, and below 1 for two or three members.
+//! A member of weight `w` stays near its share `w * n / total`, because a split rounds by at most 1/2, and a child
+//! inherits the error of its node in proportion to weights. With the weights `W` of the member and of all nodes between
+//! it and the root, the errors add up to at most the sum of `w / W / 2`. The tree is a Huffman tree: it repeatedly
+//! joins the two lightest nodes. Its `W` grow at least as fast as the Fibonacci numbers. The sum therefore stays below
+//! (1 + 1 + 1/2 + 1/3 + 1/5 + ...) / 2 = 1.68, and below 1 for two or three members.
 //!
 //! Shares are multiples of 2^-64. That adds at most `n * 2^-65` at each split.
 
@@ -24,7 +24,7 @@ use std::collections::BinaryHeap;
 /// Half of the unit of a share.
 const HALF: u128 = 1 << 63;
 
-/// The turns of some members. Nodes are numbered: members first, then splits, each after its children.
+/// The turns of some members. Nodes are numbered: first the members, then the splits, each after its children.
 #[derive(Debug, Clone)]
 pub(super) struct Turns {
     splits: Vec<Split>,
@@ -32,13 +32,13 @@ pub(super) struct Turns {
 
 #[derive(Debug, Clone, Copy)]
 struct Split {
-    /// The part of the first child, in units of 2^-64; neither 0 nor 1.
+    /// The share of the first child, in units of 2^-64; neither 0 nor 1.
     share: u64,
     children: [u32; 2],
 }
 
 impl Turns {
-    /// Weights are at least 1 and add up to at most [`super::mixture::MAX_WEIGHT_SUM`].
+    /// Builds the tree. Weights must be at least 1, with a sum of at most [`super::mixture::MAX_WEIGHT_SUM`].
     pub fn new(weights: &[u64]) -> Self {
         let mut splits = Vec::with_capacity(weights.len().saturating_sub(1));
         // Equal weights are joined in the order of their numbers.
@@ -55,7 +55,7 @@ impl Turns {
         Self { splits }
     }
 
-    /// The member that has a draw, and the number of its own draws before.
+    /// Returns the member that gets a draw, and the number of its earlier draws.
     #[inline]
     pub fn at(&self, mut draw: u64) -> (usize, u64) {
         let members = self.splits.len() + 1;
@@ -72,7 +72,7 @@ impl Turns {
         (node, draw)
     }
 
-    /// The number of draws that each member has among the first `draws`.
+    /// Returns each member's number of draws among the first `draws`.
     pub fn counts(&self, draws: u64) -> Vec<u64> {
         let members = self.splits.len() + 1;
         let mut counts = vec![draws; members + self.splits.len()];
@@ -86,10 +86,10 @@ impl Turns {
         counts
     }
 
-    /// The number of draws after which some member has had all of its own, `own[member]` each, at least 1. `None`
-    /// if that takes more than 2^64.
+    /// Returns the number of draws after which some member has had all of its own draws. Member `m` has `own[m]` draws,
+    /// at least one. `None` if that takes more than 2^64.
     pub fn until_one_is_done(&self, own: &[u64]) -> Option<u64> {
-        // Each node with a bound: the draw of the node that is the last one of some member below it.
+        // For each node with a bound: the first draw of the node that is the last own draw of some member below it.
         let mut lasts: Vec<Option<u64>> = own.iter().map(|own| own.checked_sub(1)).collect();
         for split in &self.splits {
             let [first, second] = split.children.map(|child| lasts[child as usize]);
@@ -102,14 +102,14 @@ impl Turns {
 }
 
 impl Split {
-    /// The draw of the node that is this one of its first child.
+    /// Returns the node's draw that is draw number `draw` of its first child.
     fn draw_of_first(&self, draw: u64) -> Option<u64> {
         // The smallest n with (n + 1) * share + HALF >= (draw + 1) * 2^64.
         let wanted = (u128::from(draw) << 64) + HALF;
         u64::try_from(wanted.div_ceil(u128::from(self.share)) - 1).ok()
     }
 
-    /// The draw of the node that is this one of its second child.
+    /// Returns the node's draw that is draw number `draw` of its second child.
     fn draw_of_second(&self, draw: u64) -> Option<u64> {
         // The smallest n with (n + 1) * (2^64 - share) - HALF > draw * 2^64.
         let share = u128::from(self.share.wrapping_neg());
