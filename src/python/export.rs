@@ -172,7 +172,8 @@ impl PyExporter {
     /// Does nothing, because objects keep the memory, and views do not. It exists because `np.frombuffer` would
     /// otherwise keep the object that received the request instead of its view.
     ///
-    /// # Safety Trivially safe.
+    /// # Safety
+    /// Trivially safe.
     #[allow(clippy::unused_self)]
     unsafe fn __releasebuffer__(&self, _request: *mut ffi::Py_buffer) {}
 }

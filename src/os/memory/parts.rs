@@ -12,7 +12,8 @@ use crate::allocate;
 
 /// Memory that can be split.
 ///
-/// # Safety While the value is neither borrowed mutably nor dropped, the `len` bytes at `as_ptr` stay in place and are
+/// # Safety
+/// While the value is neither borrowed mutably nor dropped, the `len` bytes at `as_ptr` stay in place and are
 /// writable, and no other code of this crate writes to them. If `is_private` is true, all of them are initialised, and
 /// nothing outside this crate has their address.
 pub unsafe trait WritableMemory: Debug + Send + Sync {
