@@ -1,9 +1,9 @@
-//! Reading a selection into memory.
+//! Reads a selection into memory.
 //!
-//! By positioned reads that the kernel does not extend ([`Opened::exact_reader`]). Where they come out of the page
-//! cache, the extents ahead are asked for early, so that the disk has many requests at a time. Where they do
-//! not (FUSE with `direct_io`, `read` mode), or where a read is slow all the same, further threads read other
-//! extents at the same time. Small extents that are cached are copied out of the mapping.
+//! It uses positioned reads that the kernel does not extend ([`Opened::exact_reader`]). If they come from the page
+//! cache, the next extents are requested early, so that the disk has many requests at a time. If they do not (FUSE with
+//! `direct_io`, `read` mode), or if a read is slow anyway, additional threads read other extents at the same time.
+//! Small cached extents are copied from the mapping.
 
 use std::mem::take;
 use std::ops::Range;
@@ -22,28 +22,27 @@ use super::outputs::{OutputPart, Outputs};
 use super::plan::{Blocks, SlicePlan};
 use super::scatter;
 
-/// Threads that read while storage is slow: at 10 ms per request, 3200 requests a second.
+/// Number of reading threads while storage is slow: at 10 ms per request, 3200 requests a second.
 pub const MAX_READERS: u64 = 32;
-/// Upper bound of bytes that are asked for ahead of the reads.
+/// Maximum number of bytes requested ahead of the reads.
 const AHEAD_BYTES: u64 = 16 << 20;
-/// The least that an extent counts against [`AHEAD_BYTES`]: a request and its pages, however few bytes it
-/// reads.
+/// Minimum size of an extent when counting against [`AHEAD_BYTES`]: it stands for a request and its pages, even if few
+/// bytes are read.
 const LEAST_EXTENT_BYTES: u64 = 8 << 10;
-/// Extents up to this size are copied out of the mapping if their whole lot is cached: a system call costs
-/// more than the page fault, which maps 16 pages at a time.
+/// Extents up to this size are copied from the mapping if their whole batch is cached. A system call would cost more
+/// than the page fault, which maps 16 pages at a time.
 const MAX_MAPPED_BYTES: u64 = 16 << 10;
-/// Bytes of the next extent that are prefetched. After those the processor has seen the direction.
+/// Bytes of the next extent to prefetch. After them, the processor has detected the direction.
 const PREFETCHED_BYTES: u64 = 1 << 10;
 /// Bytes and extents of a step while storage is calm.
 const STEP_BYTES: u64 = 256 << 10;
 const STEP_EXTENTS: usize = 64;
 
-/// Fills `out`, C-contiguous and of the result's size, with the elements that `plan` selects of a tensor,
-/// whose bytes begin at `data_offset` of the file. While storage is slow up to `max_readers` threads read, the calling
-/// one among them.
+/// Fills `out`, C-contiguous and of the result's size, with the elements that `plan` selects of a tensor, whose bytes
+/// begin at `data_offset` of the file. While storage is slow, up to `max_readers` threads read, including the caller.
 ///
-/// Whether the file was rewritten meanwhile is not looked at: the caller does so once all parts of a result are there,
-/// with [`Opened::verify_with_server`]. After an error or a stop the content of `out` is undefined.
+/// It does not check for a rewrite of the file. The caller does so once all parts of a result are complete, with
+/// [`Opened::verify_with_server`]. After an error or a stop the content of `out` is undefined.
 pub fn fill(
     opened: &Opened,
     data_offset: u64,
@@ -85,18 +84,18 @@ pub fn fill(
     }
 }
 
-/// The extents that no thread has taken.
+/// The unclaimed extents.
 #[derive(Debug)]
 struct Queue<'p, 'a> {
     extents: Merge<Outputs<'p, 'a>>,
     taken: u64,
-    /// Bytes that were taken and not yet given back to the budget.
+    /// Claimed bytes that have not been given back to the budget.
     credit: u64,
-    /// The numbers of extents, counted from 1, that were found in the page cache.
+    /// The numbers of extents, counted from 1, that are known to be in the page cache.
     cached: Range<u64>,
 }
 
-/// A second walk through the same extents, in front of the first.
+/// A second walk through the same extents, ahead of the first.
 #[derive(Debug)]
 struct SliceAhead<'p> {
     extents: Merge<Blocks<'p>>,
@@ -112,7 +111,7 @@ impl<'p> SliceAhead<'p> {
         Self { extents: plan.extents(), asked: 0, budget, ahead: Ahead::default(), lot: Vec::new() }
     }
 
-    /// Sets `lot` to the extents that are to be asked for next; to none before half of the budget is used.
+    /// Sets `lot` to the next extents to request, or to none before half of the budget is used.
     fn next_lot(&mut self, data_offset: u64, taken: u64) {
         self.lot.clear();
         if !self.budget.is_half_used() {
@@ -122,7 +121,7 @@ impl<'p> SliceAhead<'p> {
             let Some(MergedRange { range, .. }) = self.extents.next() else { break };
             self.asked += 1;
             self.budget.take(range.len.max(LEAST_EXTENT_BYTES));
-            // Extents that were taken are being read.
+            // Extents that were taken are already being read.
             if self.asked > taken {
                 self.lot.push(ByteRange { offset: data_offset + range.offset, ..range });
             }
@@ -142,7 +141,7 @@ struct SliceWork<'p, 'a> {
     is_over: AtomicBool,
 }
 
-/// The tools of one thread.
+/// The tools of a thread.
 #[derive(Default)]
 struct SliceTools<'a> {
     scratch: Vec<u8>,
@@ -191,8 +190,8 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the extents of a step: one while storage is slow. Returns whether all of them are known to be
-    /// cached, so that they are copied out of the mapping.
+    /// Takes the extents of a step: one while storage is slow. Returns whether all of them are known to be cached, so
+    /// that they can be copied from the mapping.
     fn take_extents(&self, tools: &mut SliceTools<'a>) -> bool {
         let mut queue = self.queue();
         let is_cached = queue.cached.contains(&(queue.taken + 1));
@@ -208,7 +207,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         is_cached && queue.cached.contains(&queue.taken)
     }
 
-    /// Asks for later extents, unless another thread is doing so.
+    /// Requests later extents, unless another thread is doing so.
     fn look_ahead(&self, tools: &mut SliceTools<'a>) {
         let mut guard = match self.ahead.as_ref().map(Mutex::try_lock) {
             Some(Ok(guard)) => guard,
@@ -227,7 +226,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         else {
             return;
         };
-        // Best effort: an extent that is not asked for is read in its turn.
+        // Best effort: an extent that was not requested is read in its turn.
         let lot = ahead.ahead.ask(&ahead.lot, |_| Ok(self.reads.opened));
         let is_small = ahead.lot.iter().all(|range| range.len <= MAX_MAPPED_BYTES);
         let guarded = *tools.guarded.get_or_insert_with(can_copy_from_mappings);
@@ -259,7 +258,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         }
         let (len, scratch) = (range.len as usize, &mut tools.scratch);
         if scratch.len() < len {
-            // The old content is not needed, so it is not moved.
+            // Drop the old content first, so that it is not copied.
             drop(take(scratch));
             *scratch = zeroed(len, "a part of a slice")?;
         }

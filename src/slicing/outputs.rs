@@ -19,18 +19,18 @@ impl Ranged for OutputPart<'_> {
     }
 }
 
-/// The blocks with their memory. The result is split along the outer axes: from the front if an axis has the
-/// direction of the file, from the back if it is reversed. No two blocks share memory.
+/// The blocks with their memory. The result is split along the outer axes: from the front if an axis has the file's
+/// direction, and from the back if it is reversed. No two blocks share memory.
 #[derive(Debug)]
 pub(super) struct Outputs<'p, 'a> {
     plan: &'p SlicePlan,
     blocks: Blocks<'p>,
-    /// Memory left on each axis up to the cut one, within the current index of the axis outside it.
+    /// Memory left on each axis up to the cut axis, within the current index of the next outer axis.
     rest: Vec<Uninit<'a>>,
 }
 
 impl<'p, 'a> Outputs<'p, 'a> {
-    /// Makes the blocks of `out`, which must be as long as the result.
+    /// Creates the blocks of `out`, whose length must equal the result's.
     pub fn new(plan: &'p SlicePlan, out: Uninit<'a>) -> Self {
         let mut rest = vec![out];
         rest.extend(plan.outer_axes().iter().map(|_| Uninit::default()));
@@ -52,7 +52,7 @@ impl<'a> Iterator for Outputs<'_, 'a> {
     fn next(&mut self) -> Option<OutputPart<'a>> {
         let block = self.blocks.next()?;
         let cut = self.rest.len() - 1;
-        // Axes whose memory is used up begin again, inside the next index of the axis outside them.
+        // Refill the axes whose memory is used up, from the next index of the next outer axis.
         let used_up = self.rest.iter().rev().take_while(|rest| rest.is_empty()).count();
         for axis in cut + 1 - used_up..=cut {
             self.rest[axis] = self.take(axis - 1, 1);

@@ -1,4 +1,4 @@
-//! Rules for reading a selection from a file: the size of gaps to read through, and of pieces.
+//! Rules for reading a selection from a file: the largest gap to read, and the size of pieces.
 
 use std::time::{Duration, Instant};
 
@@ -8,23 +8,24 @@ use crate::os::memory::Uninit;
 use super::plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 use super::selection::Selection;
 
-/// With fewer blocks, a measurement does not pay.
+/// Minimum number of blocks for which a measurement pays off.
 const LEAST_BLOCKS: u64 = 32;
 /// Number of timed reads. The fastest counts, because a slow one may have waited for a processor.
 const TIMED_READS: u64 = 2;
 const TIMED_BYTES: usize = 64;
-/// Limit of a run and the gap behind it, so that some of the bytes read are wanted.
+/// Limit on a run plus the gap behind it, so that a minimum share of the bytes read is wanted.
 const MOST_PERIOD_BYTES: u64 = 64 << 10;
-/// The share of one request in the bandwidth: 500 MB/s over 64 requests in flight.
+/// One request's share of the bandwidth: 500 MB/s over 64 requests in flight.
 const BYTES_PER_MICROSECOND: u64 = 8;
 
-/// The shortest piece: one FUSE request. By default FUSE splits a longer read, and sends the parts one after another.
+/// Minimum length of a piece: one FUSE request. By default FUSE splits a longer read, and sends the parts one by one.
 const LEAST_PIECE_BYTES: u64 = 128 << 10;
 
 /// Plans how up to `max_readers` threads read a selection of a tensor. The tensor begins at `data_offset` of the file.
 ///
-/// If a request takes milliseconds, gaps larger than [`GAP_BYTES`] are read through: 80 kB at 10 ms per request. The first
-/// selection with many runs measures that. If reads bypass the page cache, each thread gets a piece.
+/// If a request takes milliseconds, gaps larger than [`GAP_BYTES`] are also read: for example 80 kB at 10 ms per
+/// request. The first selection with many runs measures this time. If reads bypass the page cache, each thread gets a
+/// piece.
 pub fn plan_for(opened: &Opened, data_offset: u64, selection: Selection, max_readers: u64) -> SlicePlan {
     let plan = SlicePlan::new(selection);
     let plan = match larger_gap(opened, data_offset, &plan) {
@@ -43,7 +44,7 @@ fn piece_bytes_for(span_bytes: u64, max_readers: u64) -> u64 {
     (span_bytes / max_readers.max(1)).clamp(LEAST_PIECE_BYTES, PIECE_BYTES)
 }
 
-/// Returns the size of the largest gap to read through, if it is more than [`GAP_BYTES`].
+/// Returns the size of the largest gap to read, if it exceeds [`GAP_BYTES`].
 fn larger_gap(opened: &Opened, data_offset: u64, fine: &SlicePlan) -> Option<u64> {
     let runs = sparse_runs(&fine.selection)?;
     let most_bytes = MOST_PERIOD_BYTES.saturating_sub(runs.bytes);
@@ -56,12 +57,12 @@ fn larger_gap(opened: &Opened, data_offset: u64, fine: &SlicePlan) -> Option<u64
     if gap_bytes <= GAP_BYTES {
         return None;
     }
-    // A slow time is remembered. A fast one is not: it may be a hit in the page cache, while other parts are uncached.
+    // Remember a slow time, but not a fast one: it may be a hit in the page cache, while other parts are uncached.
     let _ = opened.request_time.set(request_time);
     Some(gap_bytes)
 }
 
-/// Evenly spaced runs of wanted bytes, with gaps too large to read for free.
+/// Evenly spaced runs of wanted bytes, with gaps that are too large to read for free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SparseRuns {
     /// Offset of the first run in the tensor, in bytes.
@@ -77,7 +78,7 @@ fn sparse_runs(selection: &Selection) -> Option<SparseRuns> {
     Some(SparseRuns { start, bytes, gap_bytes, count: axis.count })
 }
 
-/// Returns how many bytes arrive in the time of one request.
+/// Returns the number of bytes that arrive in the time of one request.
 fn affordable_bytes(request_time: Duration) -> u64 {
     u64::try_from(request_time.as_micros()).unwrap_or(u64::MAX).saturating_mul(BYTES_PER_MICROSECOND)
 }
@@ -138,7 +139,7 @@ mod tests {
         let opened = opened(1);
         let runs = SparseRuns { start: 0, bytes: 64, gap_bytes: 192, count: 16 };
         let (start, looks) = (Instant::now(), Cell::new(0));
-        // The begin and the end of the first read, then of the second.
+        // The beginning and the end of the first read, then of the second.
         let milliseconds = [0, 9, 9, 11];
         let now = || start + Duration::from_millis(milliseconds[looks.replace(looks.get() + 1)]);
         assert_eq!(measured(&opened, 0, &runs, now), Some(Duration::from_millis(2)));

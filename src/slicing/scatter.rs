@@ -1,11 +1,11 @@
-//! Copying the elements of a block, which has gaps, to their places in the result.
+//! Copies the elements of a block with gaps to their places in the result.
 
 use crate::os::memory::{Uninit, UninitArray};
 
 use super::selection::Axis;
 
-/// Copies `count` indices of the first axis, with all axes inside it. `source` is as long as their span in
-/// the file, `target` as their part of the result.
+/// Copies `count` indices of the first axis, with all inner axes. `source` is as long as their span in the file, and
+/// `target` is as long as their part of the result.
 pub(super) fn scatter(axes: &[Axis], count: u64, source: &[u8], mut target: Uninit<'_>) {
     match axes {
         [] => {}
@@ -45,10 +45,10 @@ fn strided(outer: &Axis, run: usize, source: &[u8], target: Uninit<'_>) {
     }
 }
 
-/// Copies runs of a length that the compiler knows, so that each is a load and a store.
+/// Copies runs whose length is known to the compiler, so that each run is a load and a store.
 fn items<const RUN: usize>(is_reversed: bool, stride: usize, source: &[u8], target: Uninit<'_>) {
     if !stride.is_multiple_of(RUN) {
-        // For example pairs of elements that are three elements apart.
+        // For example, pairs of elements with a distance of three elements.
         let outputs = target.arrays::<RUN>();
         let places = (0..outputs.len()).map(|index| index * stride);
         let copy = |(output, place): (UninitArray<'_, RUN>, usize)| {

@@ -1,49 +1,48 @@
-//! A checked selection, in the fewest axes that describe it.
+//! A checked selection, with the fewest possible axes.
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 
-/// One axis, in terms of the file and of the result.
+/// An axis, in terms of the file and of the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Axis {
     pub count: u64,
-    /// Bytes of the file from one index to the next.
+    /// Bytes of the file between the starts of two indices.
     pub stride: u64,
-    /// Bytes of the file from the first to the last byte of one index.
+    /// Bytes of the file from the first to the last byte of an index.
     pub span: u64,
-    /// Bytes of one index in the result.
+    /// Bytes of an index in the result.
     pub result_bytes: u64,
     /// Whether the result has the indices in the opposite order.
     pub is_reversed: bool,
 }
 
 impl Axis {
-    /// Bytes of the file that `count` indices take, with the gaps between them.
+    /// Returns the number of bytes of the file that `count` indices span, including the gaps between them.
     pub fn span_of(&self, count: u64) -> u64 {
         (count - 1) * self.stride + self.span
     }
 
-    /// Unused bytes between two indices.
+    /// Returns the number of unused bytes between two indices.
     pub fn gap(&self) -> u64 {
         self.stride - self.span
     }
 }
 
-/// A part of a contiguous tensor as indexing gives it: elements in the order of the result.
+/// The result of indexing a contiguous tensor: elements in the order of the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
-    /// The lowest byte that is selected.
+    /// The lowest selected byte.
     pub(super) start: u64,
-    /// The axes, outermost first. The last one is the bytes of a run. Empty for an empty result.
+    /// The axes, outermost first. The last axis consists of the bytes of a run. Empty for an empty result.
     pub(super) axes: Vec<Axis>,
     pub result_bytes: u64,
 }
 
 impl Selection {
-    /// Makes a selection. `first` is the byte of the tensor at which the first element of the result begins,
-    /// `strides` are in bytes. The selection must lie in the tensor's `tensor_bytes` and select no byte
-    /// twice.
+    /// Creates a selection. `first` is the byte of the tensor at which the first element of the result begins, and
+    /// `strides` are in bytes. The selection must lie in the tensor's `tensor_bytes` and select no byte twice.
     pub fn new(
         first: u64,
         shape: &[u64],
@@ -85,7 +84,7 @@ impl Selection {
             }
             span.checked_add(reach).filter(|&end| end <= tensor_bytes).ok_or_else(outside)?;
             let outer = Axis { count, stride: distance, span, result_bytes, is_reversed };
-            // By the check above the result fits in the tensor: no product overflows.
+            // The check above ensures that the result fits into the tensor, so no product overflows.
             result_bytes *= count;
             match axes.last_mut() {
                 Some(inner) if continues(&outer, inner) => inner.count *= count,
@@ -98,25 +97,25 @@ impl Selection {
         Ok(Self { start, axes, result_bytes })
     }
 
-    /// Cuts the selection into selections that span at most `max_bytes` of the file, where its innermost runs
-    /// allow that. Each comes with its range of the result, in bytes; they come in the order of the file.
+    /// Cuts the selection into selections that each span at most `max_bytes` of the file, if its innermost runs allow
+    /// it. Each comes with its range of the result, in bytes. They are in the order of the file.
     pub fn cut(&self, max_bytes: u64) -> Vec<(Self, Range<u64>)> {
         let mut parts = Vec::new();
         cut(self.start, &self.axes, 0, max_bytes.max(1), &mut parts);
         parts
     }
 
-    /// Returns the lowest byte that is selected, and how many there are from it to the highest one.
+    /// Returns the lowest selected byte, and the number of bytes from it to the highest one.
     pub fn extent(&self) -> (u64, u64) {
         (self.start, self.axes.first().map_or(0, |outer| outer.span_of(outer.count)))
     }
 
-    /// Whether the selection is one run of bytes in their order. An empty one is.
+    /// Returns whether the selection is a single run of bytes in order. An empty selection is a run.
     pub fn is_run(&self) -> bool {
         self.axes.len() <= 1
     }
 
-    /// Returns the bytes of the tensor that are selected, if they are one run that is not empty.
+    /// Returns the selected bytes of the tensor, if they are a single nonempty run.
     pub fn run(&self) -> Option<Range<u64>> {
         (self.is_run() && self.result_bytes > 0).then(|| self.start..self.start + self.result_bytes)
     }
@@ -135,7 +134,7 @@ fn cut(start: u64, axes: &[Axis], place: u64, max_bytes: u64, parts: &mut Vec<(S
             cut(start, inner, place, max_bytes, parts);
             continue;
         }
-        // An axis of length 1 says nothing, unless it is the bytes.
+        // An axis of length 1 can be dropped, unless it is the innermost one.
         let kept = if count == 1 && !inner.is_empty() {
             inner.to_vec()
         } else {
@@ -146,7 +145,7 @@ fn cut(start: u64, axes: &[Axis], place: u64, max_bytes: u64, parts: &mut Vec<(S
     }
 }
 
-/// Whether two neighbouring axes are evenly spaced, in the file and in the result, as one.
+/// Returns whether two neighbouring axes, in the file and in the result, are spaced like a single axis.
 fn continues(outer: &Axis, inner: &Axis) -> bool {
     let is_same_way = outer.is_reversed == inner.is_reversed;
     is_same_way && inner.stride.checked_mul(inner.count) == Some(outer.stride)

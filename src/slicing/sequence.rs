@@ -1,11 +1,11 @@
-//! [`Sequence`]: parts of tensors that are asked for one behind another, such as the experts of a layer, read in pieces.
+//! [`Sequence`]: reads ahead for parts of tensors that are requested in sequence, such as the experts of a layer.
 //!
 //! ```text
-//!   a part ──(begins where the last one ended)──> a piece from there on, twice as long as the last ──> this part, and others
+//!   a part ──(begins where the last one ended)──> a piece from there on, twice as long as the last ──> this part, and more
 //!     └──(elsewhere, or it is cached)──> left to the caller
 //! ```
 //!
-//! What is read in vain is at most as much as was used.
+//! At most as many bytes are read in vain as were used.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -17,22 +17,22 @@ use crate::mapped_file::{Opened, page_cache};
 use crate::os::memory::{Uninit, zeroed};
 use crate::os::process::fork;
 
-/// Longer parts are read by several threads as they are.
+/// Longer parts are read directly, by several threads.
 const MAX_PART_BYTES: u64 = 1 << 20;
 const MAX_PIECE_BYTES: u64 = 8 << 20;
-/// The first piece, in parts.
+/// Length of the first piece, in parts.
 const FIRST_PARTS: u64 = 4;
 
-/// The parts of one file that were asked for.
+/// The requested parts of a file.
 #[derive(Debug, Default)]
 pub struct Sequence(Mutex<SequenceState>);
 
 #[derive(Debug, Default)]
 struct SequenceState {
-    /// Where the last part ended.
+    /// The end of the last part.
     end: u64,
     piece: Arc<SequencePiece>,
-    /// What was read is not kept any more.
+    /// Whether the sequence is closed, and keeps no pieces.
     is_closed: bool,
 }
 
@@ -50,7 +50,7 @@ impl SequencePiece {
 }
 
 impl Sequence {
-    /// Returns whether a range of the file is one of a sequence, and notes that it is asked for if not.
+    /// Returns whether a range of the file continues a sequence. If not, it records the request.
     pub fn goes_on_with(&self, range: &Range<u64>) -> bool {
         fork::with_lock(&self.0, |state| {
             let goes_on = state.end == range.start || state.piece.part(range).is_some();
@@ -61,10 +61,10 @@ impl Sequence {
         })
     }
 
-    /// Fills `out` with a range of the file if it is one of a sequence; returns whether it did. `limit_bytes` is the
-    /// most to read ahead.
+    /// Fills `out` with a range of the file if the range continues a sequence, and returns whether it did.
+    /// `limit_bytes` is the maximum amount to read ahead.
     ///
-    /// Whether the file was rewritten is looked at: on its server once a piece was read, and as far as the kernel knows for
+    /// It checks for a rewrite of the file: with the server after reading a piece, and with the kernel's attributes for
     /// each part.
     pub fn fill(
         &self,
@@ -95,7 +95,7 @@ impl Sequence {
         }
         let wanted = (2 * piece.bytes.len() as u64).max(FIRST_PARTS * length).min(limit_bytes);
         let end = opened.size().min(range.start.saturating_add(wanted)).max(range.end);
-        // At most `MAX_PIECE_BYTES`. Without memory the part is read by itself.
+        // At most `MAX_PIECE_BYTES`. Without memory, the part is read alone.
         let Ok(mut bytes) = zeroed((end - range.start) as usize, "parts of tensors") else {
             return Ok(false);
         };
@@ -114,7 +114,7 @@ impl Sequence {
         Ok(true)
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     pub fn close(&self) {
         let piece = fork::with_lock(&self.0, |state| {
             state.is_closed = true;
