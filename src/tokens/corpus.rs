@@ -1,4 +1,4 @@
-//! Many token files as one axis of tokens.
+//! Joins many token files into one sequence of tokens.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -20,20 +20,20 @@ use super::format::layout::{Format, Opener, TokenFile, TokenLayout, item_bytes, 
 use super::format::open::open;
 use super::format::sequences::{Overlap, TokenRun};
 
-/// Upper bound of threads that open files: more than there are processors, since each may wait for a server.
+/// Maximum number of threads that open files. It exceeds the number of processors, because each may wait for a server.
 const OPENING_THREADS: usize = 16;
 
-/// One file of a corpus, or a piece of it: a part of a corpus may begin and end within files.
+/// A file of a corpus, or a piece of it: a part of a corpus may begin and end within files.
 #[derive(Debug, Clone)]
 pub struct Shard {
-    /// The file with the tokens, absolute.
+    /// The absolute path of the file with the tokens.
     pub path: PathBuf,
     pub layout: TokenLayout,
-    /// Position of the first token on the axis.
+    /// Position of the first token in the corpus.
     pub start: u64,
-    /// The first token, counted in the file, in the order of its index.
+    /// The first token's number in the file, in the order of its index.
     pub file_start: u64,
-    /// All tokens of the file.
+    /// Number of all tokens in the file.
     pub file_tokens: u64,
     /// Number of the file in the set.
     pub(super) file: usize,
@@ -42,7 +42,7 @@ pub struct Shard {
     pub(super) first_document: u64,
 }
 
-/// The file that records the documents of a shard.
+/// The file that records a shard's documents.
 #[derive(Debug, Clone)]
 pub(super) struct ShardIndex {
     /// Its number among the files of the corpus.
@@ -55,7 +55,7 @@ pub(super) struct ShardIndex {
 }
 
 impl Shard {
-    /// Whether the tokens have another order than in the file, or some are left out or repeated.
+    /// Returns whether the tokens have another order than in the file, or whether some are left out or repeated.
     pub fn is_view(&self) -> bool {
         self.index.as_ref().is_some_and(|index| index.checked.order.is_some())
     }
@@ -68,13 +68,13 @@ pub struct TokenCorpus {
     pub(super) len: u64,
     /// The number of documents; `None` unless every shard records its documents.
     pub document_count: Option<u64>,
-    /// The token files in the order of the shards, then the files that record documents. When they are closed, views
-    /// stay valid.
+    /// The token files in the order of the shards, then the files that record documents. Views stay valid after these
+    /// files are closed.
     pub(super) files: CorpusFiles,
     pub(super) fingerprint: OnceLock<u64>,
 }
 
-/// Tokens of one shard: `[start, stop)` counted from the first one in its file.
+/// Tokens of a shard: `[start, stop)`, counted from the first token in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     pub shard: usize,
@@ -83,7 +83,7 @@ pub struct Piece {
 }
 
 impl TokenCorpus {
-    /// Opens the files, in parallel, and checks headers and sizes. They must agree in type and format.
+    /// Opens the files in parallel, and checks headers and sizes. The files must agree in type and format.
     pub fn open<'a>(
         paths: &[PathBuf],
         dtype: Option<Dtype>,
@@ -145,27 +145,27 @@ impl TokenCorpus {
         item_bytes(self.dtype)
     }
 
-    /// The weakest read mode of the shards: the first such shard, and how many there are.
+    /// Returns the first shard with the weakest read mode, and the number of such shards.
     pub fn weakest(&self) -> Option<(usize, usize)> {
         self.files.set().weakest(self.shards.iter().map(|shard| shard.file))
     }
 
-    /// The facts of a shard's file, found at its first opening.
+    /// Returns the facts of a shard's file from its first opening.
     pub fn facts(&self, shard: usize) -> &Facts {
         self.files.set().facts(self.shards[shard].file)
     }
 
-    /// The file of a shard, ready for reading. Cheap if the file is open: takes no lock that shards share.
+    /// Returns the file of a shard, ready for reading. This is cheap if the file is open: shards share no lock.
     pub fn opened(&self, shard: usize) -> Result<Arc<Opened>> {
         self.files.opened(self.shards[shard].file)
     }
 
-    /// Gives the kernel advice about all files of the set.
+    /// Advises the kernel about all files of the set.
     pub fn advise(&self, advice: Advice) -> Result<()> {
         self.files.set().advise(advice)
     }
 
-    /// The number of open files of the set.
+    /// Returns the number of open files of the set.
     pub fn open_count(&self) -> usize {
         self.files.set().open_count()
     }
@@ -174,7 +174,7 @@ impl TokenCorpus {
         self.files.is_closed()
     }
 
-    /// Refuses further reads. The last of a corpus and its parts closes the files.
+    /// Rejects further reads. The last user among a corpus and its parts closes the files.
     pub fn close(&self) {
         self.files.close();
     }
@@ -186,7 +186,7 @@ impl TokenCorpus {
         Err(Error::index(format!("tokens {start} to {stop} of a corpus of {}", self.len)))
     }
 
-    /// The pieces of shards that make up `[start, stop)` of the axis, in order.
+    /// Returns the pieces of shards that make up `[start, stop)` of the corpus, in order.
     pub fn pieces(&self, start: u64, stop: u64) -> Result<impl Iterator<Item = Result<Piece>>> {
         self.check_range(start, stop)?;
         let mut position = start;
@@ -208,7 +208,7 @@ impl TokenCorpus {
         }))
     }
 
-    /// The shard of a token, and the longest known run of tokens around it. The run's places are those on the axis of the
+    /// Returns the shard of a token, and the longest known run of tokens around it. The run's range is a range of the
     /// corpus.
     pub fn run(&self, token: u64) -> Result<(usize, TokenRun)> {
         self.check_range(token, token.saturating_add(1))?;
@@ -225,7 +225,7 @@ impl TokenCorpus {
             }
             None => TokenRun { start: 0, stop: shard.file_tokens, first: 0 },
         };
-        // Clipped to the part of the shard, and moved to the axis.
+        // Clip the run to this part of the shard, and convert it to positions in the corpus.
         let low = run.start.max(shard.file_start);
         let high = run.stop.min(shard.file_start + shard.layout.tokens);
         let place = |token: u64| shard.start + (token - shard.file_start);
@@ -233,18 +233,18 @@ impl TokenCorpus {
         Ok((number, TokenRun { start: place(low), stop: place(high), first }))
     }
 
-    /// The last shard that begins at or before `token`; empty shards share a start with the next.
+    /// Returns the last shard that begins at or before `token`. An empty shard has the same start as the next one.
     pub fn index_of(&self, token: u64) -> usize {
         self.shards.partition_point(|shard| shard.start <= token).saturating_sub(1)
     }
 
-    /// The bytes of a piece within its file.
+    /// Returns the offset and length in bytes of a piece within its file.
     pub fn byte_range(&self, piece: Piece) -> (u64, u64) {
         let offset = self.shards[piece.shard].layout.data_offset_bytes + piece.start * self.item_bytes();
         (offset, (piece.stop - piece.start) * self.item_bytes())
     }
 
-    /// A view of the tokens, if they lie in one mapped shard.
+    /// Returns a view of the tokens, if they lie in a single mapped shard.
     pub fn view(&self, start: u64, stop: u64) -> Result<Option<View>> {
         let mut pieces = self.pieces(start, stop)?;
         match (pieces.next(), pieces.next()) {
@@ -257,7 +257,7 @@ impl TokenCorpus {
         }
     }
 
-    /// Copies tokens out. `out` has `(stop - start) * item_bytes` bytes.
+    /// Copies tokens. `out` must have `(stop - start) * item_bytes` bytes.
     pub fn read_into(&self, start: u64, stop: u64, mut out: Uninit<'_>) -> Result<()> {
         for piece in self.pieces(start, stop)? {
             let piece = piece?;
@@ -267,13 +267,13 @@ impl TokenCorpus {
         Ok(())
     }
 
-    /// Checks that shards are complete and not rewritten, after ranges of them were copied.
+    /// Checks that shards are complete and unchanged, after ranges of them were copied.
     pub fn verify(&self, shards: impl IntoIterator<Item = usize>) -> Result<()> {
         shards.into_iter().try_for_each(|shard| self.opened(shard)?.verify())
     }
 
-    /// [`Self::verify`] at the end of a batch: asks the server about files that are not mapped, whatever the
-    /// kernel still believes.
+    /// Same as [`Self::verify`], for the end of a batch: it asks the server about unmapped files, even if the kernel's
+    /// attributes are fresh.
     pub fn verify_now(&self, shards: impl IntoIterator<Item = usize>) -> Result<()> {
         shards.into_iter().try_for_each(|shard| {
             let opened = self.opened(shard)?;
@@ -290,7 +290,8 @@ impl TokenCorpus {
         in_parallel(files.len(), threads, |number| self.files.check(files[number])).map(drop)
     }
 
-    /// The shards whose index lists the beginning of the token file alone, with the tokens of the file.
+    /// Returns the shards whose index lists only the beginning of the token file, each with the number of the file's
+    /// tokens.
     pub fn cut_short(&self) -> impl Iterator<Item = (&Shard, u64)> {
         self.shards.iter().filter_map(|shard| {
             let order = shard.index.as_ref()?.checked.order.as_ref()?;
@@ -298,7 +299,7 @@ impl TokenCorpus {
         })
     }
 
-    /// The paths of the indexes with a sequence that begins inside the one in front of it.
+    /// Returns the paths of the indexes in which a sequence begins inside the previous one.
     pub fn overlaps(&self) -> impl Iterator<Item = (&Path, Overlap)> {
         self.shards.iter().filter_map(|shard| {
             let index = shard.index.as_ref()?;
@@ -306,7 +307,7 @@ impl TokenCorpus {
         })
     }
 
-    /// A number that identifies the data: equal for the same tokens in the same files, on any machine.
+    /// Returns a number that identifies the data: equal for the same tokens in the same files, on any machine.
     pub fn fingerprint(&self) -> Result<u64> {
         if let Some(&known) = self.fingerprint.get() {
             return Ok(known);
@@ -328,8 +329,8 @@ fn add(sum: u64, more: u64, what: &str) -> Result<u64> {
     sum.checked_add(more).ok_or_else(|| Error::argument(format!("more than 2^64 {what}")))
 }
 
-/// Returns the number of threads that open this many files. Each thread has up to two descriptors, in addition to the kept
-/// files.
+/// Returns the number of threads for opening this many files. Each thread uses up to two descriptors, in addition to
+/// the kept files.
 fn threads(files: usize, descriptor_limit: usize) -> usize {
     files.div_ceil(FILES_PER_THREAD).min(OPENING_THREADS).min(descriptor_limit / 8).max(1)
 }

@@ -1,4 +1,4 @@
-//! The files of a corpus and of its parts. Each of them is closed by itself; the last one closes the files.
+//! The files that a corpus and its parts share. Each user closes separately, and the last one closes the files.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ pub struct CorpusFiles {
 #[derive(Debug)]
 struct UsedFiles {
     files: FileSet,
-    /// How many have not been closed.
+    /// Number of users that have not closed.
     users: AtomicUsize,
 }
 
@@ -26,14 +26,14 @@ impl CorpusFiles {
         Self { shared, closed: AtomicBool::new(false) }
     }
 
-    /// Returns another user of the same files.
+    /// Creates another user of the same files.
     pub fn share(&self) -> Result<Self> {
         self.check_open(0)?;
         self.shared.users.fetch_add(1, Ordering::SeqCst);
         Ok(Self { shared: self.shared.clone(), closed: AtomicBool::new(false) })
     }
 
-    /// The files, for questions that are answered after closing too.
+    /// Returns the files, for queries that also work after closing.
     pub fn set(&self) -> &FileSet {
         &self.shared.files
     }

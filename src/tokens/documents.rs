@@ -1,4 +1,4 @@
-//! Documents of a corpus: where on the axis each of them begins.
+//! The documents of a corpus, and the positions where they begin.
 
 use std::sync::atomic::Ordering;
 
@@ -9,8 +9,8 @@ use super::corpus::{ShardIndex, TokenCorpus};
 use super::format::documents::out_of_order;
 
 impl TokenCorpus {
-    /// Returns each place p with `start < p < stop` where a document begins, ascending and once, however
-    /// many empty documents begin there. Work is bounded by the number of tokens in the range.
+    /// Returns each position p with `start < p < stop` where a document begins, in ascending order. A position occurs
+    /// once, even if empty documents also begin there. The work is limited by the number of tokens in the range.
     pub fn document_starts(&self, start: u64, stop: u64) -> Result<Vec<u64>> {
         self.check_range(start, stop)?;
         self.document_count.ok_or_else(no_documents)?;
@@ -38,8 +38,8 @@ impl TokenCorpus {
         Ok(())
     }
 
-    /// Fills `out` with the positions where documents `first`, `first + 1`, … begin. The document after the last
-    /// one begins at the end of the corpus.
+    /// Fills `out` with the positions where documents `first`, `first + 1`, … begin. The document after the last one
+    /// counts as beginning at the end of the corpus.
     pub fn document_bounds(&self, first: u64, out: &mut [u64]) -> Result<()> {
         let count = self.document_count.ok_or_else(no_documents)?;
         let stop = first.checked_add(out.len() as u64).filter(|&stop| stop <= count + 1);
@@ -55,7 +55,7 @@ impl TokenCorpus {
             let opened = self.files.opened(index.file)?;
             index.check_documents(&opened)?;
             let reader = opened.reader();
-            // The last shard also knows where its last document ends.
+            // The last shard also knows the end of its last document.
             let after = u64::from(number == count);
             let end = stop.min(shard.first_document + index.count + after);
             let (file_start, file_stop) = (shard.file_start, shard.file_start + shard.layout.tokens);
@@ -67,7 +67,7 @@ impl TokenCorpus {
                     return Err(out_of_order(&reader, entry, start, last));
                 }
                 last = start;
-                // A document that crosses an end of a part is cut there.
+                // If a part of the corpus cuts a document, the document ends there.
                 let place = start.clamp(file_start, file_stop) - file_start;
                 out[(number - first) as usize] = shard.start + place;
             }

@@ -1,8 +1,8 @@
-//! Fingerprint of a corpus, so that a saved position is not used on other data.
+//! The fingerprint of a corpus, so that a saved position is not used with other data.
 //!
-//! It covers the type, the format, and for each shard in order the number of tokens, the size of the file,
-//! [`SAMPLE_BYTES`] of tokens from the beginning, the middle and the end, and size and end of the file that records its
-//! documents. For a view it covers the whole order of tokens, and for a part of a file its first token. It ignores
+//! It covers the type and the format. For each shard in order it covers the number of tokens, the size of the file,
+//! [`SAMPLE_BYTES`] of tokens from the beginning, the middle and the end, and the size and end of the file that records
+//! its documents. For a view it covers the whole order of tokens, and for a part of a file its first token. It ignores
 //! paths, times and machines. It misses a change between the samples that keeps the size.
 
 use std::hash::Hasher;
@@ -16,15 +16,16 @@ use crate::mapped_file::Opened;
 use super::format::layout::{Format, TokenLayout, item_bytes, token_dtype_name};
 use super::format::sequences::SequenceOrder;
 
-/// Bytes that are read at each place of a shard.
+/// Number of bytes read at each sampled position of a shard.
 const SAMPLE_BYTES: u64 = 1024;
 
-/// Version of the fingerprint: it goes up when the same data gives another number.
+/// Version of the fingerprint. It increases when the same data gives another number.
 const VERSION: u64 = 1;
 
-/// Fingerprint of one shard, from its token file, the file that records its documents, and the order of its tokens.
+/// Returns the fingerprint of a shard, from its token file, the file that records its documents, and the order of its
+/// tokens.
 ///
-/// `part` is the first token in the file if the shard is a part of it, `None` for a whole file.
+/// `part` is the first token in the file if the shard is a part of it, and `None` for a whole file.
 pub fn of_shard(
     layout: &TokenLayout,
     part: Option<u64>,
@@ -59,7 +60,7 @@ pub fn of_shard(
     Ok(hash.finish())
 }
 
-/// Fingerprint of a corpus, from those of its shards.
+/// Returns the fingerprint of a corpus, from its shards' fingerprints.
 pub fn of_corpus(dtype: Dtype, format: Format, shards: &[u64]) -> u64 {
     let mut bytes = VERSION.to_le_bytes().to_vec();
     for word in [token_dtype_name(dtype), format.word()] {

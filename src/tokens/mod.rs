@@ -1,4 +1,4 @@
-//! Token files: their formats, many of them as one axis of tokens, and windows on it.
+//! Token files: their formats, many files as one sequence of tokens, and windows on it.
 //!
 //! ```text
 //! paths ── format/ ──> one file: layout, document table
@@ -8,9 +8,9 @@
 //!                  └── windows: from a window's number to its tokens; arithmetic alone
 //! ```
 //!
-//! Opening checks headers, sizes and the ends of side files, in parallel, and reads nothing else: data and the
-//! middle of an index are checked when they are read. Files beyond a limit are closed and opened again when
-//! they are needed; a file that is another one by then is an error. Callers: `batching`, the binding.
+//! Opening checks headers, sizes and the ends of side files, in parallel, and reads nothing else. Data and the middle
+//! of an index are checked when they are read. Files beyond a limit are closed and opened again when they are needed.
+//! It is an error if the file has been replaced by then. Callers: `batching`, the binding.
 
 pub mod corpus;
 mod corpus_files;

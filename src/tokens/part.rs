@@ -1,6 +1,6 @@
 //! A part of a corpus: a corpus with fewer tokens over the same open files.
 //!
-//! Only its first and its last shard differ from the whole: they begin later or end earlier. So all code for a
+//! Only its first and its last shard differ from the whole corpus: they begin later or end earlier. So all code for a
 //! corpus works for a part, and no window crosses an end of the part.
 
 use std::sync::OnceLock;
@@ -10,8 +10,8 @@ use crate::error::Result;
 use super::corpus::{Shard, TokenCorpus};
 
 impl TokenCorpus {
-    /// Returns the tokens `[start, stop)` as a corpus. Files outside the range are no longer among its shards. A
-    /// document that crosses an end is cut there, and an empty one at `stop` is left to the part that follows.
+    /// Returns the tokens `[start, stop)` as a corpus. Its shards exclude files outside the range. A document that
+    /// crosses an end is cut there, and an empty document at `stop` belongs to the next part.
     pub fn part(&self, start: u64, stop: u64) -> Result<Self> {
         self.check_range(start, stop)?;
         let files = self.files.share()?;
@@ -40,7 +40,7 @@ impl TokenCorpus {
         })
     }
 
-    /// The shards with tokens in the range, without empty ones at its ends; one shard if the range is empty.
+    /// Returns the shards with tokens in the range, without empty ones at its ends. An empty range gives one shard.
     fn shards_of(&self, start: u64, stop: u64) -> std::ops::Range<usize> {
         let first = self.shards.partition_point(|shard| shard.start + shard.layout.tokens <= start);
         let first = first.min(self.shards.len() - 1);
@@ -48,7 +48,7 @@ impl TokenCorpus {
         first..after.max(first + 1)
     }
 
-    /// Keeps the documents of a shard with tokens in the range, and empty documents that begin in it.
+    /// Keeps the documents of a shard that have tokens in the range, and empty documents that begin in it.
     fn clip_documents(&self, shard: &mut Shard, (low, high): (u64, u64)) -> Result<()> {
         let Some(index) = &mut shard.index else { return Ok(()) };
         let opened = self.files.opened(index.file)?;
@@ -59,7 +59,7 @@ impl TokenCorpus {
         let mut new_first = old_first;
         if low > 0 {
             new_first = table.first_at(&reader, old_first, file_low)?.min(old_stop);
-            // The document in front reaches into the range unless another one begins right there.
+            // The previous document reaches into the range unless another document begins exactly there.
             if new_first > old_first && table.start(&reader, new_first)? != file_low {
                 new_first -= 1;
             }
@@ -74,7 +74,7 @@ impl TokenCorpus {
     }
 }
 
-/// Moves the beginning and the end of a shard's tokens.
+/// Moves the start and the end of a shard's tokens.
 fn clip(shard: &mut Shard, (low, high): (u64, u64)) {
     shard.layout.tokens = high - low;
     shard.file_start += low;

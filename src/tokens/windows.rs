@@ -1,5 +1,5 @@
-//! Windows of fixed length on the token axis: from a window's number to its tokens. Nothing is stored;
-//! every answer is arithmetic.
+//! Windows of fixed length on the tokens: from a window's number to its tokens. Nothing is stored; every answer is
+//! arithmetic.
 
 use crate::error::{Error, Result};
 use crate::words::words;
@@ -7,9 +7,9 @@ use crate::words::words;
 words! {
     /// The targets of a window.
     pub enum Target as "target" {
-        /// `x = t[s:s+T]`, `y = t[s+1:s+T+1]`, windows begin every `stride` tokens.
+        /// `x = t[s:s+T]`, `y = t[s+1:s+T+1]`; windows begin every `stride` tokens.
         Shift = "shift",
-        /// The same over blocks of T+1 tokens that no other window has: the stride is T+1 unless given.
+        /// The same over separate blocks of T+1 tokens: the stride is T+1 unless given.
         Block = "block",
         /// `x = t[s:s+T]` and no targets.
         None = "none",
@@ -21,12 +21,12 @@ pub struct Windows {
     pub sequence_length: u64,
     stride: u64,
     pub target: Target,
-    /// The last token at which a window can begin.
+    /// The last token where a window can begin.
     last_start: u64,
 }
 
 impl Windows {
-    /// Windows of `sequence_length` tokens on an axis of `corpus_tokens`.
+    /// Creates windows of `sequence_length` tokens over `corpus_tokens` tokens.
     pub fn new(corpus_tokens: u64, sequence_length: u64, stride: u64, target: Target) -> Result<Self> {
         if sequence_length == 0 || stride == 0 {
             return Err(Error::argument(format!(
@@ -46,13 +46,13 @@ impl Windows {
         self.last_start / self.stride + 1
     }
 
-    /// The number of tokens at which a window can begin, multiples of the stride or not; `None` if it exceeds
-    /// 64 bits.
+    /// Returns the number of tokens where a window can begin, whether multiples of the stride or not. `None` if it
+    /// exceeds 64 bits.
     pub fn starts(&self) -> Option<u64> {
         self.last_start.checked_add(1)
     }
 
-    /// Tokens of window `index`, targets included, as `(start, stop)`.
+    /// Returns the tokens of window `index`, including targets, as `(start, stop)`.
     pub fn tokens(&self, index: u64) -> Result<(u64, u64)> {
         if index >= self.count() {
             return Err(Error::index(format!("window {index} of {}", self.count())));
@@ -60,18 +60,18 @@ impl Windows {
         self.tokens_from(index * self.stride)
     }
 
-    /// Tokens of the window that begins at `start`, targets included, as `(start, stop)`.
+    /// Returns the tokens of the window that begins at `start`, including targets, as `(start, stop)`.
     pub fn tokens_from(&self, start: u64) -> Result<(u64, u64)> {
         if start > self.last_start {
             let detail = format!("a window from token {start}; the last one begins at {}", self.last_start);
             return Err(Error::index(detail));
         }
-        // No overflow: `new` made sure that the last window ends inside the corpus.
+        // No overflow: `new` ensured that the last window ends inside the corpus.
         Ok((start, start + self.sequence_length + u64::from(self.target != Target::None)))
     }
 }
 
-/// Tokens that one window touches.
+/// Returns the number of tokens that a window spans.
 fn span_tokens(sequence_length: u64, target: Target) -> Result<u64> {
     sequence_length
         .checked_add(u64::from(target != Target::None))

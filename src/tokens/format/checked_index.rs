@@ -1,5 +1,5 @@
-//! [`CheckedIndex`]: the result of checking an index. A program that opens the same files for training and again for
-//! validation checks the index once.
+//! [`CheckedIndex`]: the result of checking an index. For example, a program that opens the same files for training and
+//! for validation checks the index only once.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -9,22 +9,22 @@ use crate::mapped_file::{FileReader, Keepable, MappedFile, StateCache};
 
 use super::sequences::SequenceOrder;
 
-/// Upper bound of the memory of all indexes that are kept.
+/// Maximum memory of all kept indexes.
 const MAX_BYTES: usize = 64 << 20;
 
-/// The key includes the size of the token file, because the entries of an index are checked against it.
+/// The key includes the size of the token file, because the check compares the index's entries with it.
 static CHECKED: StateCache<u64, CheckedIndex> = StateCache::new(MAX_BYTES);
 
 #[derive(Debug)]
 pub struct CheckedIndex {
-    /// The order of the tokens; `None` for the order of the token file.
+    /// The order of the tokens, or `None` if it is the order of the token file.
     pub order: Option<SequenceOrder>,
-    /// Set once all entries of the documents are checked.
+    /// Set once all document entries are checked.
     pub has_checked_documents: AtomicBool,
 }
 
 impl CheckedIndex {
-    /// Returns the result for an index that was just opened; calls `check` if none is kept.
+    /// Returns the result for an index that was just opened, and calls `check` if none is kept.
     pub fn of(
         index: &MappedFile,
         data_bytes: u64,
@@ -34,7 +34,7 @@ impl CheckedIndex {
         CHECKED.get_or_read(&opened.facts.identity, data_bytes, || {
             let reader = opened.reader();
             let order = check(&reader)?;
-            // Bytes that may not be the file's give no result to keep.
+            // Verify the bytes first: changed bytes must not give a result to keep.
             reader.finish()?;
             Ok(Self { order, has_checked_documents: AtomicBool::new(false) })
         })

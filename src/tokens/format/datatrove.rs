@@ -1,10 +1,8 @@
-//! datatrove (<https://github.com/huggingface/datatrove>, `pipeline/tokens/tokenizer.py`): `.ds` is tokens
-//! and nothing else; `.ds.index`, if there is one, the end of each document in tokens as `u64`;
-//! `.ds.metadata`, if there is one, text whose first line ends in `|` and the bytes of a token and whose
-//! second line is the number of tokens.
+//! datatrove (<https://github.com/huggingface/datatrove>, `pipeline/tokens/tokenizer.py`): `.ds` contains only tokens.
+//! An optional `.ds.index` contains the end of each document in tokens as `u64`. An optional `.ds.metadata` is text:
+//! its first line ends in `|` and the bytes per token, and its second line is the number of tokens.
 //!
-//! A file that was shuffled in chunks records the ends of chunks too, so its `.index` is not purely
-//! one of documents.
+//! A file that was shuffled in chunks also records the ends of chunks, so its `.index` does not purely list documents.
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -19,7 +17,7 @@ use super::layout::{
 };
 use super::width;
 
-/// Upper bound of the metadata; datatrove writes three short lines.
+/// Maximum size of the metadata; datatrove writes three short lines.
 const MAX_METADATA_BYTES: u64 = 64 << 10;
 
 /// The `.index` of a file: the end of each document, in tokens.
@@ -54,7 +52,7 @@ impl DocumentTable for DocumentEnds {
     }
 }
 
-/// Opens the side files of a `.ds` file, where there are any, and checks that all belong together.
+/// Opens the side files of a `.ds` file, if there are any, and checks that all belong together.
 pub fn open(file: MappedFile, dtype: Option<Dtype>, how: Opener<'_>) -> Result<TokenFile> {
     let size = file.size();
     let read = Opener { mode: RequestedMode::Read, ..how };
@@ -65,7 +63,7 @@ pub fn open(file: MappedFile, dtype: Option<Dtype>, how: Opener<'_>) -> Result<T
     let found = match (claimed.dtype, last_end, dtype) {
         (Some(found), ..) => found,
         (None, _, Some(asked)) => asked,
-        // The index has the number of tokens, and with it the size of each.
+        // The index contains the number of tokens, which also gives the size of each token.
         (None, Some(tokens), None) if tokens.checked_mul(4) == Some(size) && size > 0 => Dtype::U32,
         (None, _, None) => Dtype::U16,
     };
@@ -109,7 +107,7 @@ pub fn open(file: MappedFile, dtype: Option<Dtype>, how: Opener<'_>) -> Result<T
     Ok(TokenFile { file, layout, index })
 }
 
-/// The end of the last document according to the index; 0 if it has none.
+/// Returns the end of the last document according to the index, or 0 if it lists no document.
 fn last_end(index: &MappedFile) -> Result<u64> {
     let size = index.size();
     if !size.is_multiple_of(8) {
@@ -152,7 +150,7 @@ impl Metadata {
             None => None,
         };
         let tokens = match lines.next().map(str::trim) {
-            // -1 is what datatrove writes when it did not count.
+            // datatrove writes -1 if it did not count.
             None | Some("-1" | "") => None,
             Some(line) => Some(line.parse().map_err(|_| {
                 refuse(

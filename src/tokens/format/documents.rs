@@ -1,33 +1,33 @@
-//! The record of where the documents of a file begin, and look-ups in it.
+//! Looks up the recorded beginnings of a file's documents.
 //!
-//! No table is loaded: an answer costs some reads of a few bytes. A document never crosses files: each file that
-//! records documents begins with one. Documents may be empty; several then begin at one place.
+//! No table is loaded: an answer takes a few reads of a few bytes. A document never crosses files: each file that
+//! records documents begins with one. Documents may be empty; several then begin at the same position.
 
 use std::fmt::Debug;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::FileReader;
 
-/// Documents at one place that are passed one by one; further ones are skipped by a search.
+/// Maximum number of documents at one position to pass one by one. A search skips further documents.
 const SAME_PLACE: u32 = 64;
 
-/// Entries that are checked at a time.
+/// Number of entries checked at a time.
 const CHUNK_ENTRIES: u64 = 4096;
 
-/// The record of a file's documents, as its format writes it.
+/// The record of a file's documents, as its format stores it.
 pub trait DocumentTable: Debug + Send + Sync {
-    /// The number of documents.
+    /// Returns the number of documents.
     fn count(&self) -> u64;
 
-    /// Checks every entry. The other methods are called after it.
+    /// Checks every entry. Call this before the other methods.
     fn check(&self, index: &FileReader<'_>) -> Result<()>;
 
-    /// The first token of document `number` within the file; for `count()`, the end of the last one.
+    /// Returns the first token of document `number` within the file, or, for `count()`, the end of the last document.
     fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64>;
 }
 
 impl dyn DocumentTable {
-    /// The first document from number `from` on that begins at or after `token`, or `count()`.
+    /// Returns the first document from number `from` on that begins at or after `token`, or `count()`.
     pub fn first_at(&self, index: &FileReader<'_>, from: u64, token: u64) -> Result<u64> {
         let (mut low, mut high) = (from, self.count());
         while low < high {
@@ -41,7 +41,7 @@ impl dyn DocumentTable {
         Ok(low)
     }
 
-    /// Returns each place in `[low, high)` where documents begin, ascending and once.
+    /// Returns each position in `[low, high)` where documents begin, in ascending order and without repetition.
     pub fn places(&self, index: &FileReader<'_>, (low, high): (u64, u64)) -> Result<Vec<u64>> {
         let mut places = Vec::new();
         let mut number = self.first_at(index, 0, low)?;
@@ -72,8 +72,8 @@ impl dyn DocumentTable {
     }
 }
 
-/// Checks `count` entries of 64 bits from `offset` on: they ascend from `first`, if it is known, to `last`. `what` says
-/// what an entry is, for example "the end of document".
+/// Checks that `count` entries of 64 bits from `offset` on ascend from `first`, if it is known, to `last`. `what`
+/// describes an entry, for example "the end of document".
 pub fn check_ascending(
     index: &FileReader<'_>,
     offset: u64,
@@ -104,7 +104,7 @@ pub fn check_ascending(
     }
 }
 
-/// The error of an entry that has a wrong value.
+/// Returns the error for an entry with a wrong value.
 pub fn unexpected(
     index: &FileReader<'_>,
     offset: u64,
@@ -117,7 +117,7 @@ pub fn unexpected(
     Error::format(index.opened.path(), offset, detail)
 }
 
-/// The error of a document that begins before the one in front of it.
+/// Returns the error for a document that begins before the previous one.
 pub fn out_of_order(index: &FileReader<'_>, number: u64, start: u64, last: u64) -> Error {
     let detail = format!(
         "document {number} begins at token {start}, before the one in front of it, which begins at {last}; \

@@ -1,4 +1,4 @@
-//! The layout of a token file: its format, and type, offset and number of its tokens.
+//! The layout of a token file: its format, and the type, offset and number of its tokens.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::documents::DocumentTable;
 words! {
     /// A format of token files.
     pub enum Format as "format" {
-        /// Tokens and nothing else: nanoGPT's `.bin`, and the `.npy` without a header of OLMo and dolma.
+        /// Only tokens: nanoGPT's `.bin`, and the `.npy` without a header of OLMo and dolma.
         Raw = "raw",
         /// NumPy's `.npy`, one-dimensional.
         Npy = "npy",
@@ -28,7 +28,7 @@ words! {
     }
 }
 
-/// Format of a file, and type, place and number of its tokens.
+/// The format of a file, and the type, position and number of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenLayout {
     pub format: Format,
@@ -37,7 +37,7 @@ pub struct TokenLayout {
     pub tokens: u64,
 }
 
-/// A token file, open and understood.
+/// An open token file with its layout.
 #[derive(Debug)]
 pub struct TokenFile {
     pub file: MappedFile,
@@ -53,7 +53,7 @@ pub struct TokenIndex {
     pub checked: Arc<CheckedIndex>,
 }
 
-/// The types that tokens have, by NumPy's names and by those in headers of `.npy`.
+/// The types of tokens, with NumPy's names and the names in `.npy` headers.
 pub const TOKEN_DTYPES: &[(&str, &str, Dtype)] = &[
     ("uint8", "|u1", Dtype::U8),
     ("int8", "|i1", Dtype::I8),
@@ -76,10 +76,10 @@ pub fn token_dtype_from_name(name: &str) -> Result<Dtype> {
     })
 }
 
-/// A question before each file that is opened; an error keeps the file closed.
+/// A check before each file is opened. An error prevents the opening.
 pub type Gate<'a> = dyn Fn(&Path) -> Result<()> + Sync + 'a;
 
-/// A way to open the files of a corpus: the mode, and the gate in front of each.
+/// How to open the files of a corpus: the mode, and the gate before each open.
 #[derive(Clone, Copy)]
 pub struct Opener<'a> {
     pub mode: RequestedMode,
@@ -93,20 +93,20 @@ impl std::fmt::Debug for Opener<'_> {
 }
 
 impl From<RequestedMode> for Opener<'_> {
-    /// Opens every file, in this mode.
+    /// Opens every file in this mode, without a gate.
     fn from(mode: RequestedMode) -> Self {
         Self { mode, gate: &|_| Ok(()) }
     }
 }
 
 impl Opener<'_> {
-    /// Opens a file, if the gate lets it.
+    /// Opens a file, if the gate allows it.
     pub fn open(&self, path: &Path) -> Result<MappedFile> {
         (self.gate)(path)?;
         MappedFile::open(path, self.mode)
     }
 
-    /// Opens a file, or returns `None` if it is missing. The gate is not asked about a missing file.
+    /// Opens a file, or returns `None` if it is missing. The gate is not called for a missing file.
     pub fn open_if_there(&self, path: &Path) -> Result<Option<MappedFile>> {
         if identity_at(path) == Err(NOT_FOUND) {
             return Ok(None);
@@ -126,12 +126,12 @@ pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Returns whether a path leads to no file; a directory of that name is none either.
+/// Returns whether the error means that a path leads to no file. A directory of that name does not count as a file.
 pub(super) fn is_not_found(error: &Error) -> bool {
     matches!(error, Error::System { errno, .. } if is_gone(*errno) || *errno == Code::ISDIR.raw_os_error())
 }
 
-/// Refuses a type that was asked for and is not the one in the header.
+/// Returns an error if the requested type differs from the type in the header.
 pub(super) fn agree_dtype(path: &Path, offset: u64, found: Dtype, asked: Option<Dtype>) -> Result<()> {
     let Some(asked) = asked.filter(|&asked| asked != found) else { return Ok(()) };
     let (found, asked) = (token_dtype_name(found), token_dtype_name(asked));
@@ -139,7 +139,7 @@ pub(super) fn agree_dtype(path: &Path, offset: u64, found: Dtype, asked: Option<
     Err(Error::format(path, offset, detail))
 }
 
-/// Returns the number of tokens in a file that holds nothing else.
+/// Returns the number of tokens in a file that contains nothing else.
 pub(super) fn whole_tokens(path: &Path, size: u64, dtype: Dtype) -> Result<u64> {
     let (name, item_bytes) = (token_dtype_name(dtype), item_bytes(dtype));
     if size.is_multiple_of(item_bytes) {
@@ -152,7 +152,7 @@ pub(super) fn whole_tokens(path: &Path, size: u64, dtype: Dtype) -> Result<u64> 
     Err(Error::format(path, None, detail))
 }
 
-/// Bytes of one token. Every token type fills whole bytes.
+/// Returns the size of a token in bytes. Every token type fills whole bytes.
 pub fn item_bytes(dtype: Dtype) -> u64 {
     dtype.bits() / 8
 }

@@ -1,6 +1,6 @@
-//! llm.c and modded-nanogpt (<https://github.com/karpathy/llm.c>, `dev/data/data_common.py`): 256 words of
-//! 32 bits, of which the first three are magic, version and number of tokens, then the tokens. The other
-//! words are ignored: some writers leave them uninitialised.
+//! llm.c and modded-nanogpt (<https://github.com/karpathy/llm.c>, `dev/data/data_common.py`): 256 words of 32 bits,
+//! followed by the tokens. The first three words are the magic number, the version and the number of tokens. The other
+//! words are ignored, because some writers leave them uninitialised.
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -10,10 +10,10 @@ use super::layout::{Format, TokenLayout, agree_dtype, item_bytes, read_prefix, t
 
 const HEADER_BYTES: u64 = 1024;
 
-/// Magic, version, type of the tokens.
+/// Magic number, version, type of the tokens.
 pub const KINDS: &[(i32, i32, Dtype)] = &[(20_240_520, 1, Dtype::U16), (20_240_801, 7, Dtype::U32)];
 
-/// Returns whether a file that begins with these bytes claims to be one.
+/// Returns whether a file that begins with these bytes claims this format.
 pub fn claims(prefix: &[u8]) -> bool {
     word(prefix, 0).is_some_and(|magic| KINDS.iter().any(|kind| kind.0 == magic))
 }

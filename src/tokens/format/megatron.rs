@@ -1,9 +1,9 @@
-//! Megatron's `.idx` and `.bin` (<https://github.com/NVIDIA/Megatron-LM>,
-//! `megatron/core/datasets/indexed_dataset.py`), version 1. The `.bin` is tokens and nothing else. The
-//! `.idx`: magic, version, type, S, D, then lengths `int32[S]`, byte pointers `int64[S]`, documents as
-//! numbers of sequences `int64[D]`, and `int8[S]` modes in multimodal files. No array is aligned.
+//! Megatron's `.idx` and `.bin` (<https://github.com/NVIDIA/Megatron-LM>, `megatron/core/datasets/indexed_dataset.py`),
+//! version 1. The `.bin` contains only tokens. The `.idx` contains the magic number, version, type, S, D, then lengths
+//! `int32[S]`, byte pointers `int64[S]`, documents as numbers of sequences `int64[D]`, and `int8[S]` modes in
+//! multimodal files. No array is aligned.
 //!
-//! Opening checks the sequences, all of them: their lengths are the length of the axis. The documents are checked before
+//! Opening checks all sequences, because their lengths determine the number of tokens. The documents are checked before
 //! they are first used.
 
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub const MAGIC: &[u8] = b"MMIDIDX\0\0";
 
 const HEADER_BYTES: u64 = 34;
 
-/// The name of an entry of the array of documents, for errors.
+/// The name for an entry of the document array in errors.
 const DOCUMENT: &str = "the first sequence of document";
 
 /// The numbers of a header.
@@ -32,11 +32,11 @@ const DOCUMENT: &str = "the first sequence of document";
 struct IndexHeader {
     dtype: Dtype,
     sequences: u64,
-    /// Entries of the array of documents: one more than documents.
+    /// Entries of the document array: one more than documents.
     entries: u64,
 }
 
-/// The array of documents: the sequence with which each begins.
+/// The document array: the first sequence of each document.
 #[derive(Debug)]
 struct DocumentSequences {
     sequences: Sequences,
@@ -45,7 +45,7 @@ struct DocumentSequences {
     tokens: u64,
 }
 
-/// Returns the paths of index and token file, from either path or from their common stem, for example `corpus`.
+/// Returns the paths of the index and the token file, given either path or their common stem, for example `corpus`.
 pub fn paths(path: &Path) -> (PathBuf, PathBuf) {
     let stem = match path.extension().and_then(|extension| extension.to_str()) {
         Some("idx" | "bin") => path.with_extension(""),
@@ -54,7 +54,7 @@ pub fn paths(path: &Path) -> (PathBuf, PathBuf) {
     (with_suffix(&stem, ".idx"), with_suffix(&stem, ".bin"))
 }
 
-/// Returns whether a file has the name that Megatron's `preprocess_data.py` gives: `<prefix>_<key>_document.bin`.
+/// Returns whether a file has a name from Megatron's `preprocess_data.py`: `<prefix>_<key>_document.bin`.
 pub fn is_name_of_pair(path: &Path) -> bool {
     let stem = path.file_stem().and_then(|stem| stem.to_str());
     path.extension().is_some_and(|extension| extension == "bin")
@@ -144,7 +144,7 @@ impl IndexHeader {
         let arrays = sequences.checked_mul(12).zip(entries.checked_mul(8));
         let expected = arrays
             .and_then(|(sequences, documents)| sequences.checked_add(documents)?.checked_add(HEADER_BYTES));
-        // Only the size shows whether the modes of a multimodal data set are there.
+        // Only the size shows whether the index has the modes of a multimodal data set.
         let with_modes = expected.and_then(|expected| expected.checked_add(sequences));
         if expected == Some(size) || with_modes == Some(size) {
             return Ok(Self { dtype, sequences, entries });
@@ -159,12 +159,12 @@ impl IndexHeader {
 }
 
 impl DocumentSequences {
-    /// The offset of the array. The header's numbers were checked against the size of the index.
+    /// Returns the offset of the array. The header's numbers were checked against the size of the index.
     fn offset(&self) -> u64 {
         HEADER_BYTES + 12 * self.sequences.count
     }
 
-    /// Checks the first and the last entry: they show an index of another file at once.
+    /// Checks the first and the last entry, which immediately reveal an index of another file.
     fn check_ends(&self, index: &FileReader<'_>) -> Result<()> {
         for (number, expected) in [(0, 0), (self.count(), self.sequences.count)] {
             let offset = self.offset() + 8 * number;
@@ -204,7 +204,7 @@ impl DocumentTable for DocumentSequences {
 /// Type codes that Megatron writes.
 pub const CODES: &[(u8, Dtype)] =
     &[(1, Dtype::U8), (2, Dtype::I8), (3, Dtype::I16), (4, Dtype::I32), (5, Dtype::I64), (8, Dtype::U16)];
-/// Type codes of DeepSpeed alone.
+/// Type codes that only DeepSpeed writes.
 const DEEPSPEED_CODES: &[(u8, Dtype)] = &[(9, Dtype::U32), (10, Dtype::U64)];
 
 fn dtype_of_code(code: u8) -> Result<Dtype, String> {

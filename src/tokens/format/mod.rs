@@ -1,19 +1,19 @@
-//! Formats of token files: place and type of the tokens in a file.
+//! Formats of token files: the position and type of the tokens in a file.
 //!
-//! The magic number decides the format, then the files next to it do; any other file is a raw stream. Files that
-//! are known to be something else are rejected by name: read as raw tokens they would give plausible nonsense.
+//! The magic number determines the format, otherwise the files next to it do. Any other file is a raw stream. Files
+//! that are known to be something else are rejected by name: read as raw tokens, they would give plausible nonsense.
 //!
 //! ```text
 //! open ──┬── npy, llmc, raw ────────> TokenLayout
 //!        ├── megatron (.idx, .bin) ─> TokenLayout + TokenIndex: DocumentSequences, SequenceOrder
 //!        ├── datatrove (.ds, …) ────> TokenLayout + TokenIndex: DocumentEnds
-//!        ├── refused: files that look like tokens and are something else
-//!        └── width: tokens of another width than the one asked for
+//!        ├── refused: files that resemble tokens but are something else
+//!        └── width: tokens whose width differs from the requested one
 //! ```
 //!
-//! A [`checked_index`] is checked once while the file stays as it is.
+//! A [`checked_index`] is checked only once while the file stays unchanged.
 //!
-//! `ARCHITECTURE.md` says what a new format needs.
+//! `ARCHITECTURE.md` explains how to add a format.
 
 pub mod checked_index;
 pub mod datatrove;

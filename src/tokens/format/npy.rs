@@ -1,6 +1,6 @@
-//! NumPy's `.npy` (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>): magic,
-//! version, the length of a header, and the header, a Python dict literal with `descr`,
-//! `fortran_order` and `shape`. The parser knows only that; it evaluates and unpickles nothing.
+//! NumPy's `.npy` (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>): the magic number, the
+//! version, the length of a header, and the header, which is a Python dict literal with `descr`, `fortran_order` and
+//! `shape`. The parser accepts only this; it evaluates and unpickles nothing.
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -67,13 +67,13 @@ pub fn layout(opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {
 
 #[derive(Debug, PartialEq, Eq)]
 struct NpyHeader {
-    /// `None` for a list: a structured type.
+    /// `None` for a list, which denotes a structured type.
     descr: Option<String>,
     shape: Vec<u64>,
 }
 
 impl NpyHeader {
-    /// `{'descr': '<u2', 'fortran_order': False, 'shape': (3,), }`, keys in any order.
+    /// Parses `{'descr': '<u2', 'fortran_order': False, 'shape': (3,), }`, with keys in any order.
     fn parse(text: &str) -> Option<Self> {
         let mut rest = text.trim().strip_prefix('{')?.strip_suffix('}')?.trim_start();
         let (mut descr, mut order, mut shape) = (None, None, None);
@@ -122,13 +122,13 @@ impl NpyHeader {
     }
 }
 
-/// A quoted word without escapes, and what follows it.
+/// Parses a quoted word without escapes, and returns it with the rest of the text.
 fn quoted(text: &str) -> Option<(&str, &str)> {
     let quote = text.chars().next().filter(|&first| first == '\'' || first == '"')?;
     text[1..].split_once(quote).filter(|(word, _)| !word.contains('\\'))
 }
 
-/// `3, 4` or `3,` or nothing. Python 2 wrote `3L`.
+/// Parses `3, 4` or `3,` or nothing. Python 2 wrote `3L`.
 fn dimensions(text: &str) -> Option<Vec<u64>> {
     let mut parts: Vec<&str> = text.split(',').map(str::trim).collect();
     if parts.last() == Some(&"") {

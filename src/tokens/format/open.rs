@@ -1,4 +1,4 @@
-//! Opening a token file of any format.
+//! Opens a token file of any format.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use crate::mapped_file::{MappedFile, Opened};
 use super::layout::{Format, Opener, TokenFile, TokenLayout, is_not_found, read_prefix, whole_tokens};
 use super::{datatrove, llmc, megatron, npy, refused, width};
 
-/// The type that nanoGPT and its kin write.
+/// The type that nanoGPT and similar programs write.
 const RAW_DTYPE: Dtype = Dtype::U16;
 
-/// Opens a token file and finds its layout, from a few bytes and the sizes.
+/// Opens a token file and determines its layout, from a few bytes and the sizes.
 pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Opener<'_>) -> Result<TokenFile> {
     let extension = path.extension().and_then(|extension| extension.to_str());
     match (format, extension) {
@@ -34,7 +34,7 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
         opened => opened?,
     };
     let opened = file.opened()?;
-    // One reader for all places of the file: each costs four system calls more than its reads.
+    // One reader for all positions of the file, because each reader costs four system calls besides its reads.
     let reader = opened.exact_reader();
     let prefix = reader.read(0, opened.size().min(SAMPLE_BYTES as u64))?;
     let is_npy = prefix.starts_with(npy::MAGIC);
@@ -68,8 +68,8 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
     Ok(TokenFile { file, layout, index: None })
 }
 
-/// Opens the Megatron index next to a file, if there is one. Refuses the file if its `.idx` is anything else: the file
-/// may be one of a pair whose index is damaged, or have another format.
+/// Opens the Megatron index next to a file, if there is one. Rejects the file if its `.idx` is anything else: the file
+/// may belong to a pair with a damaged index, or have another format.
 fn index_next_to(path: &Path, how: Opener<'_>) -> Result<Option<MappedFile>> {
     let (index, _) = megatron::paths(path);
     let Some(file) = how.open_if_there(&index)? else { return Ok(None) };
@@ -80,7 +80,7 @@ fn index_next_to(path: &Path, how: Opener<'_>) -> Result<Option<MappedFile>> {
     Err(refused::bad_index(path, &opened)?)
 }
 
-/// The error for a path that leads to nothing, and may be the stem of a Megatron pair.
+/// Returns the error for a missing file, whose path may be the stem of a Megatron pair.
 fn neither(path: &Path, error: Error) -> Error {
     let (index, data) = megatron::paths(path);
     match error {

@@ -1,4 +1,4 @@
-//! Files that are not token streams, recognised by their content, their names and their neighbours.
+//! Rejects files that are not token streams, recognised by their content, their names and their neighbours.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::mapped_file::{self, Opened};
 
 use super::layout::{item_bytes, read_prefix};
 
-/// Suffixes of files that lie next to tokens, or hold something else.
+/// Suffixes of files that accompany tokens, or contain something else.
 const NAMES: &[(&str, &str)] = &[
     (".ds.index", "datatrove's index of documents, not tokens; give the .ds file"),
     (".ds.metadata", "datatrove's metadata, not tokens; give the .ds file"),
@@ -24,11 +24,11 @@ const NAMES: &[(&str, &str)] = &[
     (".pkl", "a pickle, such as nanoGPT's meta.pkl; give the .bin file"),
 ];
 
-/// Refuses a file that is known to be something else. `first` is its beginning.
+/// Returns an error for a file that is known to be something else. `first` is its beginning.
 pub fn check(opened: &Opened, first: &[u8], dtype: Option<Dtype>) -> Result<()> {
     let path = opened.path();
     if let Some(kind) = kind_of(opened, first) {
-        // Text is a stream of tokens of 8 bits for a caller who says so.
+        // Text is a stream of 8-bit tokens for a caller who requests them.
         if *kind != TEXT || dtype.is_none_or(|dtype| item_bytes(dtype) > 1) {
             return Err(refusal(path, &format!("the file is {}; {}", kind.name, kind.for_tokens)));
         }
@@ -58,7 +58,7 @@ pub fn bad_index(path: &Path, index: &Opened) -> Result<Error> {
     Ok(refusal(path, &format!("{} next to it is {what}", index.path().display())))
 }
 
-/// Returns the error for a token file with the name of a Megatron pair and without an index.
+/// Returns the error for a token file that has the name of a Megatron pair but no index.
 pub fn missing_index(path: &Path, index: &Path) -> Error {
     let detail = format!(
         "the name is that of a Megatron pair, but {} does not exist; copy it next to the file",

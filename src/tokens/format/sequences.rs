@@ -1,8 +1,8 @@
-//! The sequences of a Megatron index: the length of each, and its place in the token file.
+//! The sequences of a Megatron index: each has a length and a place in the token file.
 //!
-//! Most indexes list the sequences of the token file from its beginning to its end. Any other index is a view: it may leave
-//! out sequences, repeat them or change their order. Its [`SequenceOrder`] finds a token with one binary search in memory
-//! and one look at a block of [`BLOCK`] sequences.
+//! Most indexes list the sequences of the token file from its beginning to its end. Any other index is a view: it may
+//! leave out sequences, repeat them or change their order. Its [`SequenceOrder`] finds a token with one binary search
+//! in memory and one look at a block of [`BLOCK`] sequences.
 
 use std::hash::Hasher;
 
@@ -12,33 +12,33 @@ use crate::allocate;
 use crate::error::{Error, Result};
 use crate::mapped_file::FileReader;
 
-/// Sequences for which one position is kept in memory: 8 bytes for 192 of the index.
+/// Number of sequences per position kept in memory: 8 bytes for 192 bytes of the index.
 const BLOCK: u64 = 16;
 
-/// Sequences that are read at a time when all are.
+/// Number of sequences read at a time by a full scan.
 const CHUNK: u64 = 16 << 10;
 
 const ORDER: &str = "the positions of a Megatron index";
 
-/// The arrays of sequences in an index: `int32` lengths in tokens, then `int64` places in bytes.
+/// The sequence arrays in an index: `int32` lengths in tokens, then `int64` places in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequences {
     pub count: u64,
     /// Offset of the lengths in the index.
     pub offset_bytes: u64,
-    /// Bytes of one token.
+    /// Size of a token in bytes.
     pub item_bytes: u64,
     /// Size of the token file.
     pub data_bytes: u64,
 }
 
-/// Tokens that follow each other both on the axis of a file and in the file.
+/// Tokens that are consecutive both in the order of the index and in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenRun {
-    /// The range of the run on the axis.
+    /// The range of the run in the order of the index.
     pub start: u64,
     pub stop: u64,
-    /// The token of the file with which it begins.
+    /// The number of its first token in the file.
     pub first: u64,
 }
 
@@ -49,16 +49,16 @@ struct ListedSequence {
     tokens: u64,
 }
 
-/// A sequence that begins inside the sequence before it in the index, so that some tokens are read twice.
+/// A sequence that begins inside the previous sequence of the index, so that some tokens are read twice.
 ///
-/// A damaged length or place leads to this. A filter, a shuffle or a repeat of whole sequences does not.
+/// A damaged length or place has this effect. A filter, a shuffle or a repetition of whole sequences does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {
-    /// The number of the second one.
+    /// The number of the second sequence.
     pub sequence: u64,
     /// The byte of the token file where it begins.
     pub place_bytes: u64,
-    /// The bytes of the token file where the first one begins and ends.
+    /// The bytes of the token file where the previous sequence begins and ends.
     pub front_bytes: (u64, u64),
 }
 
@@ -69,7 +69,7 @@ impl ListedSequence {
 }
 
 impl Sequences {
-    /// Checks all sequences. Returns their order if the token file has another one.
+    /// Checks all sequences. Returns their order if it differs from the token file's order.
     pub fn check(&self, index: &FileReader<'_>) -> Result<Option<SequenceOrder>> {
         let end = self.end_in_file_order(index)?;
         if end == Some(self.data_bytes) {
@@ -78,7 +78,7 @@ impl Sequences {
         Ok(Some(SequenceOrder { is_beginning: end.is_some(), ..self.follow(index)? }))
     }
 
-    /// Returns the end of the last sequence, if each begins where the one before it ends, from the beginning of the file.
+    /// Returns the end of the last sequence, if the sequences are consecutive from the beginning of the file.
     fn end_in_file_order(&self, index: &FileReader<'_>) -> Result<Option<u64>> {
         let mut end = 0;
         for first in (0..self.count).step_by(CHUNK as usize) {
@@ -94,11 +94,11 @@ impl Sequences {
         Ok(u64::try_from(end).ok())
     }
 
-    /// Walks all sequences, and keeps a position for every block of them.
+    /// Scans all sequences, and keeps a position for every block of them.
     fn follow(&self, index: &FileReader<'_>) -> Result<SequenceOrder> {
         let mut starts = allocate::vec(self.count.div_ceil(BLOCK) as usize, ORDER)?;
         let (mut tokens, mut digest, mut before) = (0_u64, XxHash3_64::new(), None);
-        // The last sequence with a token, and the first overlap.
+        // The last nonempty sequence, and the first overlap.
         let (mut front, mut overlap) = (ListedSequence { first: 0, tokens: 0 }, None);
         for first in (0..self.count).step_by(CHUNK as usize) {
             let (lengths, places) = self.read(index, first, CHUNK)?;
@@ -141,26 +141,28 @@ impl Sequences {
         Overlap { sequence: number, place_bytes, front_bytes: (first, end) }
     }
 
-    /// The first token of a sequence in the token file.
+    /// Returns the first token of a sequence in the token file.
     pub fn first_token(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
-        // A look-up of documents asks for many. All lengths were checked when the index was opened.
+        // Read only the place, because looking up documents needs many. All lengths were checked when the index was
+        // opened.
         let place = i64::from_le_bytes(index.bytes(self.places_offset() + 8 * number)?);
         Ok(self.sequence(index, number, (0, place), None)?.first)
     }
 
-    /// Offset of the places in the index. The caller checked the number of sequences against the size of the index.
+    /// Returns the offset of the places in the index. The number of sequences was checked against the size of the
+    /// index.
     fn places_offset(&self) -> u64 {
         self.offset_bytes + 4 * self.count
     }
 
-    /// The lengths and the places of up to `count` sequences.
+    /// Returns the lengths and the places of up to `count` sequences.
     fn read(&self, index: &FileReader<'_>, first: u64, count: u64) -> Result<(Vec<u8>, Vec<u8>)> {
         let count = count.min(self.count - first);
         let lengths = index.read(self.offset_bytes + 4 * first, 4 * count)?;
         Ok((lengths, index.read(self.places_offset() + 8 * first, 8 * count)?))
     }
 
-    /// Checks an entry. `before` is the byte where the sequence before it ends.
+    /// Checks an entry. `before` is the byte where the previous sequence ends.
     fn sequence(
         &self,
         index: &FileReader<'_>,
@@ -173,7 +175,7 @@ impl Sequences {
             return refuse(format!("sequence {number} has {length} tokens, expected 0 or more"));
         };
         let item_bytes = self.item_bytes;
-        // A 32-bit sum that went beyond 2^31 bytes.
+        // The builder used a 32-bit sum, which overflowed beyond 2^31 bytes.
         let is_wrapped = before.is_some_and(|end| end > i32::MAX as u64 && place == i64::from(end as i32));
         if is_wrapped {
             return refuse(format!(
@@ -213,34 +215,34 @@ fn pairs((lengths, places): &(Vec<u8>, Vec<u8>)) -> impl Iterator<Item = (i32, i
     lengths.zip(places.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)))
 }
 
-/// The axis of an index that is a view.
+/// The order of the tokens in an index that is a view.
 #[derive(Debug)]
 pub struct SequenceOrder {
     sequences: Sequences,
-    /// The position on the axis of sequence 0, [`BLOCK`], 2 × [`BLOCK`], …
+    /// The positions of sequences 0, [`BLOCK`], 2 × [`BLOCK`], …
     starts: Vec<u64>,
     pub tokens: u64,
-    /// Whether the index lists the beginning of the token file, in its order.
+    /// Whether the index lists only the beginning of the token file, in its order.
     is_beginning: bool,
-    /// The first of the sequences that begin inside the one in front of them.
+    /// The first sequence that begins inside the previous one.
     pub overlap: Option<Overlap>,
     /// Hash of lengths and places.
     pub digest: u64,
 }
 
 impl SequenceOrder {
-    /// The bytes of memory that the positions take.
+    /// Returns the memory of the positions in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.starts.capacity() * size_of::<u64>()
     }
 
-    /// The tokens of the token file, if the index lists only its beginning.
+    /// Returns the number of tokens in the token file, if the index lists only its beginning.
     pub fn cut_short(&self) -> Option<u64> {
         let Sequences { data_bytes, item_bytes, .. } = self.sequences;
         self.is_beginning.then_some(data_bytes / item_bytes)
     }
 
-    /// The position of a sequence on the axis.
+    /// Returns the position of a sequence in the order of the index.
     pub fn start(&self, index: &FileReader<'_>, sequence: u64) -> Result<u64> {
         let block = (sequence / BLOCK) as usize;
         let Some(&start) = self.starts.get(block) else { return Ok(self.tokens) };
@@ -248,7 +250,7 @@ impl SequenceOrder {
         Ok(start + before.map(|sequence| sequence.tokens).sum::<u64>())
     }
 
-    /// The run around a token, as long as one block shows it.
+    /// Returns the run around a token, as far as its block shows it.
     pub fn run(&self, index: &FileReader<'_>, token: u64) -> Result<TokenRun> {
         let block = self.starts.partition_point(|start| *start <= token).saturating_sub(1);
         let mut start = self.starts.get(block).copied().unwrap_or(0);
@@ -266,7 +268,7 @@ impl SequenceOrder {
         if (run.start..run.stop).contains(&token) {
             return Ok(run);
         }
-        // The lengths have changed since all were summed.
+        // The lengths have changed since they were summed.
         let number = block as u64 * BLOCK;
         let detail =
             format!("token {token} is in none of the sequences from {number} on; the index was changed");

@@ -1,8 +1,8 @@
-//! Whether a file without a header holds tokens of the width that it is opened with.
+//! Checks whether the tokens in a file without a header have the requested width.
 //!
-//! Files of tokens show their width. In little-endian `uint32` tokens, every second `uint16` is the upper half of a
-//! token: nearly always zero, and never above 255, because no vocabulary has 2^24 tokens. Read the other way round, the
-//! upper halves of two `uint16` tokens are tokens themselves, and reach as high as the lower halves.
+//! Token files reveal their width. In little-endian `uint32` tokens, every second `uint16` is the upper half of a
+//! token. It is nearly always zero, and never above 255, because no vocabulary has 2^24 tokens. In the reverse case,
+//! the upper halves of two `uint16` tokens are tokens themselves, and reach as high as the lower halves.
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -11,22 +11,22 @@ use crate::mapped_file::FileReader;
 
 use super::layout::{item_bytes, token_dtype_name};
 
-/// The type that is proposed for each width: writers use it most.
+/// The type proposed for each width: the most common one among writers.
 const USUAL_DTYPES: &[Dtype] = &[Dtype::U16, Dtype::U32, Dtype::I64];
 
-/// Fewer values, or fewer different ones, do not tell a width.
+/// With fewer values, or fewer distinct values, the width remains unknown.
 const MIN_VALUES: usize = 32;
 const MIN_DIFFERENT: usize = 8;
 
-/// Refuses a file whose tokens have another width than `dtype`. `first` is the beginning of the file.
+/// Returns an error for a file whose tokens have another width than `dtype`. `first` is the beginning of the file.
 ///
-/// The beginning is nearly always enough to accept a file. The middle is read if it is all padding, and before a
-/// file is refused.
+/// The beginning is nearly always enough to accept a file. The middle is read if the beginning is all padding, and
+/// before a file is rejected.
 pub fn check(file: &FileReader<'_>, first: &[u8], dtype: Dtype) -> Result<()> {
     let width = item_bytes(dtype) as usize;
     let (mut is_bad, mut other) = (false, None);
     let size = file.opened.size();
-    // A sample must begin with the first byte of a token of 8 bytes, too.
+    // A sample must also begin with the first byte of an 8-byte token.
     let middle = size.saturating_sub(SAMPLE_BYTES as u64) / 16 * 8;
     for place in [0, middle] {
         let sample = match place {
@@ -76,7 +76,7 @@ fn fit(sample: &[u8], width: usize) -> Fit {
     if is_short || is_one_token() {
         return Fit::Unknown;
     }
-    // No upper half of a token reaches 256. The first pairs of most files show this.
+    // The upper half of a token never reaches 256. In most files the first pairs show this.
     if width == 2 && neighbours().any(|(first, second)| second >= 256 && first % 256 != 0) {
         return Fit::Good;
     }
@@ -90,8 +90,8 @@ fn fit(sample: &[u8], width: usize) -> Fit {
     if different(first) >= MIN_DIFFERENT { Fit::Good } else { Fit::Unknown }
 }
 
-/// Whether tokens that do not fit one width are likely to have another one. Halves of floats, for example, are no tokens,
-/// although no half is too large for one.
+/// Returns whether tokens that do not fit one width probably have the other width. For example, halves of floats are
+/// not tokens, although each half is small enough.
 fn is_likely(sample: &[u8], width: usize, other: usize) -> bool {
     let have_common_values = || {
         let (mut lower, mut upper): (Vec<u64>, Vec<u64>) = pairs(sample, other).unzip();
@@ -105,8 +105,8 @@ fn is_likely(sample: &[u8], width: usize, other: usize) -> bool {
     fit(sample, other) == Fit::Good && (other > width || have_common_values())
 }
 
-/// Reads a sample as pairs of values of `width` bytes. Leaves out pairs that are one small negative number: labels have
-/// some, as marks.
+/// Reads a sample as pairs of values of `width` bytes. Leaves out pairs that form a small negative number, because
+/// labels contain such numbers as marks.
 fn pairs(sample: &[u8], width: usize) -> impl Iterator<Item = (u64, u64)> + Clone {
     let value = move |bytes: &[u8]| match *bytes {
         [a] => u64::from(a),
@@ -122,8 +122,9 @@ fn pairs(sample: &[u8], width: usize) -> impl Iterator<Item = (u64, u64)> + Clon
     pairs.filter(move |(_, second)| *second != negative)
 }
 
-/// Whether the second values are the upper halves of tokens: few, none above 255, and many zeros, unless all are below 4. A
-/// list of numbers and commas has few values in every second place, too, but hardly a zero.
+/// Returns whether the second values are the upper halves of tokens: few distinct values, none above 255, and many
+/// zeros unless all are below 4. In a list of numbers and commas, every second value is also one of few, but hardly
+/// ever zero.
 fn are_halves(pairs: impl Iterator<Item = (u64, u64)> + Clone) -> bool {
     if pairs.clone().any(|(_, upper)| upper >= 256) {
         return false;
@@ -136,7 +137,7 @@ fn are_halves(pairs: impl Iterator<Item = (u64, u64)> + Clone) -> bool {
     (is_often_zero || are_tiny) && lower >= MIN_DIFFERENT && upper <= lower / 4
 }
 
-/// Whether the first values are the upper halves of big-endian tokens: their bytes have the other order, too.
+/// Returns whether the first values are the upper halves of big-endian tokens, with the bytes also in reverse order.
 fn are_swapped_halves(pairs: impl Iterator<Item = (u64, u64)> + Clone, half: usize) -> bool {
     let low_bits = 8 * (half as u32 - 1);
     let is_swapped = |first: u64| first.trailing_zeros() >= low_bits;
@@ -145,8 +146,8 @@ fn are_swapped_halves(pairs: impl Iterator<Item = (u64, u64)> + Clone, half: usi
         && are_halves(pairs.map(|(first, second)| (second, first >> low_bits)))
 }
 
-/// Whether the halves of tokens are tokens themselves: several values that reach as high as the first ones. Upper halves of
-/// tokens do not: those of a vocabulary of 2^24 reach 255, the lower halves 65,535.
+/// Returns whether the halves of tokens are tokens themselves: several values that reach as high as the first ones.
+/// Upper halves of tokens do not: in a vocabulary of 2^24 they reach 255, and the lower halves 65,535.
 fn are_neighbours(halves: impl Iterator<Item = (u64, u64)> + Clone) -> bool {
     let (lower, upper) = halves.clone().fold((0, 0), |(a, b), (c, d)| (c.max(a), d.max(b)));
     upper > 0 && upper >= lower / 16 && different(halves.map(|(_, upper)| upper).collect()) >= 4
@@ -163,7 +164,7 @@ mod tests {
     use super::*;
     use crate::mix::mix;
 
-    /// Ids as text has them: small ones are frequent.
+    /// Ids as they occur in text: small ones are frequent.
     fn tokens(seed: u64, vocabulary: u64) -> impl Iterator<Item = i64> {
         (0..4096_u64).map(move |index| {
             let random = mix(seed << 32 | index);
@@ -176,7 +177,7 @@ mod tests {
         tokens.flat_map(|token| token.to_le_bytes().into_iter().take(width)).take(SAMPLE_BYTES).collect()
     }
 
-    /// The vocabularies of a width.
+    /// The vocabularies that fit a width.
     fn vocabularies(width: usize) -> impl Iterator<Item = u64> {
         let all = [16_u64, 256, 1000, 4096, 32_000, 50_257, 65_536, 128_256, 262_144, 1 << 20, 1 << 24];
         all.into_iter().filter(move |vocabulary| width > 2 || *vocabulary <= 65_536)
@@ -193,7 +194,7 @@ mod tests {
                     let expected = if asked == width { Fit::Good } else { Fit::Bad };
                     assert_eq!(fit(&sample, asked), expected, "{case}, read as {asked}");
                 }
-                // A sample as short as a sentence must not be refused either.
+                // A sample as short as a sentence must not be rejected either.
                 for len in (0..sample.len().min(1024)).step_by(width) {
                     assert_ne!(fit(&sample[..len], width), Fit::Bad, "{case}, {len}");
                 }
@@ -209,7 +210,7 @@ mod tests {
                 let repeated = sample(std::iter::repeat_n(token, 4096), width);
                 assert_ne!(fit(&repeated, width), Fit::Bad, "{width} bytes, token {token}");
             }
-            // Labels with the mark of ignored places, which signed types have.
+            // Labels with the mark for ignored positions, which signed types have.
             for mark in [0, -1, -100] {
                 for vocabulary in vocabularies(width) {
                     let marked = sample(tokens(1, vocabulary / 2).enumerate().map(padded(mark)), width);
