@@ -1,6 +1,6 @@
-//! The loops: one body each, compiled for the baseline processor of the target and, on x86-64, once more for AVX2.
-//! They are plain loops over arrays, which the compiler vectorises. The only unsafe code calls the AVX2 function
-//! and gets the output's bytes.
+//! The loops. Each has one body, compiled for the target's baseline processor and, on x86-64, once more for AVX2. They
+//! are plain loops over arrays, which the compiler vectorises. The only unsafe code calls the AVX2 function and gets
+//! the output's bytes.
 #![allow(unsafe_code)] // Island 2.
 #![allow(clippy::inline_always)] // A body takes on the features of the function that it is inlined into.
 
@@ -10,7 +10,7 @@ use std::ops::BitOr;
 
 use crate::os::memory::Uninit;
 
-/// The functions of one pair of types. The first two return whether all tokens fit.
+/// The functions for a pair of types. The first two return whether all tokens fit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
     pub row: RowKernel,
@@ -29,13 +29,13 @@ impl Kernel {
 
 /// A conversion of tokens of `S` bytes to elements of `D` bytes.
 pub(super) trait Conversion<const S: usize, const D: usize> {
-    /// An integer of the token's width for checked conversions: then both loops use the same number of lanes.
+    /// An integer of the token's width for checked conversions, so that both loops use the same number of lanes.
     type Misfit: Copy + Default + Eq + BitOr<Output = Self::Misfit>;
 
     fn convert(token: [u8; S]) -> [u8; D];
 
-    /// Returns zero exactly if the token fits. The caller ors the results of many tokens, and tests them
-    /// once.
+    /// Returns zero exactly if the token fits. The caller combines the results of many tokens with a bitwise or, and
+    /// tests them once.
     fn misfit(token: [u8; S]) -> Self::Misfit;
 }
 
@@ -118,7 +118,7 @@ checked! {
     i64 => i32, i64: |token| token ^ i64::from(token as i32);
 }
 
-/// Converts every token of `source`. Returns whether all of them fitted.
+/// Converts every token of `source`. Returns whether all of them fit.
 #[inline(always)]
 fn row_body<C: Conversion<S, D>, const S: usize, const D: usize>(
     source: &[[u8; S]],
@@ -132,7 +132,7 @@ fn row_body<C: Conversion<S, D>, const S: usize, const D: usize>(
     misfit == C::Misfit::default()
 }
 
-/// Converts all tokens but the last to `x` and all but the first to `y`, each token once.
+/// Converts all tokens except the last to `x`, and all except the first to `y`. Each token is converted once.
 #[inline(always)]
 fn window_body<C: Conversion<S, D>, const S: usize, const D: usize>(
     source: &[[u8; S]],
@@ -140,7 +140,7 @@ fn window_body<C: Conversion<S, D>, const S: usize, const D: usize>(
     y: &mut [[MaybeUninit<u8>; D]],
 ) -> bool {
     let ([first, inner @ .., last], [x_first, x_inner @ ..], [y_inner @ .., y_last]) = (source, x, y) else {
-        // Too short for a window: there is nothing to write.
+        // Too short for a window, so there is nothing to write.
         return source.iter().all(|token| C::misfit(*token) == C::Misfit::default());
     };
     let mut misfit = C::misfit(*first) | C::misfit(*last);
@@ -155,7 +155,7 @@ fn window_body<C: Conversion<S, D>, const S: usize, const D: usize>(
     misfit == C::Misfit::default()
 }
 
-/// Makes a function that calls a body as compiled for this processor.
+/// Creates a function that calls a body, compiled for this processor.
 macro_rules! dispatch {
     ($name:ident = $body:ident, [$($generics:tt)*] [$($names:tt)*]
         ($($argument:ident: $type:ty),+) -> $answer:ty) => {
@@ -203,21 +203,21 @@ fn window<C: Conversion<S, D>, const S: usize, const D: usize>(
 ) -> bool {
     // SAFETY: the body writes only converted tokens.
     let x = unsafe { x.as_maybe_uninit() };
-    // SAFETY: so it does here.
+    // SAFETY: the body writes only converted tokens here, too.
     let y = unsafe { y.as_maybe_uninit() };
     convert_window::<C, S, D>(source.as_chunks().0, x.as_chunks_mut().0, y.as_chunks_mut().0)
 }
 
-/// A token of `S` bytes as an id.
+/// Converts a token of `S` bytes to an id.
 pub(super) trait Token<const S: usize> {
-    /// The unsigned type of the same width. A negative id becomes a lane above all ids that are not negative.
+    /// The unsigned type of the same width. A negative id becomes a lane above all nonnegative ids.
     type Lane: Copy + Default + Ord;
 
     fn lane(token: [u8; S]) -> Self::Lane;
 
     fn id(lane: Self::Lane) -> i128;
 
-    /// Returns the lane of an id, or `None` if no token of this type has it.
+    /// Returns the lane of an id, or `None` if this type cannot represent it.
     fn lane_of(id: u64) -> Option<Self::Lane>;
 }
 
@@ -267,7 +267,7 @@ pub(super) fn first_equal<T: Token<S>, const S: usize>(source: &[u8], id: u64) -
     place_of::<T, S>(source.as_chunks().0, T::lane_of(id)?)
 }
 
-/// Compares whole chunks without a branch, and searches only the first matching chunk for the place.
+/// Compares whole chunks without a branch, and searches only the first matching chunk for the position.
 #[inline(always)]
 fn place_of_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]], wanted: T::Lane) -> Option<usize> {
     const CHUNK_TOKENS: usize = 64;
@@ -281,7 +281,7 @@ fn place_of_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]], wanted: T::Lan
     tokens[first..].iter().position(|token| T::lane(*token) == wanted).map(|place| first + place)
 }
 
-/// The index of the first token that does not fit. Called only if there is one.
+/// Returns the index of the first token that does not fit. Called only if there is one.
 #[cold]
 fn first_misfit<C: Conversion<S, D>, const S: usize, const D: usize>(source: &[u8]) -> usize {
     let (tokens, _) = source.as_chunks::<S>();

@@ -5,10 +5,10 @@
 //!   mapping ──copy that survives bus errors──> x and y                                 (Element::is_copy)
 //! ```
 //!
-//! Every token is converted exactly, or refused with its position ([`DoesNotFit`]); nothing is wrapped or truncated.
-//! [`first_beyond`] finds an id outside a vocabulary, and [`first_equal`] finds one id. A kernel reads memory of our own,
-//! never a mapping: the scratch block stays in the first-level cache. It keeps no state, opens no file, and may be called
-//! from any thread.
+//! Every token is converted exactly, or rejected with its position ([`DoesNotFit`]). Nothing is wrapped or truncated.
+//! [`first_beyond`] finds an id outside a vocabulary, and [`first_equal`] finds a given id. A kernel reads this crate's
+//! own memory, never a mapping: the scratch block stays in the first-level cache. A kernel keeps no state, opens no
+//! file, and any thread may call it.
 
 mod kernels;
 
@@ -23,7 +23,7 @@ words! {
     pub enum Element as "dtype" {
         I64 = "int64",
         I32 = "int32",
-        /// The type of the file, to be widened on the device.
+        /// The type of the file; the device widens it.
         Raw = "raw",
     }
 }
@@ -37,7 +37,7 @@ impl Element {
         }
     }
 
-    /// Whether a batch has the same bytes as the file, so that tokens of type `source` are copied without a
+    /// Returns whether a batch has the same bytes as the file, so that tokens of type `source` are copied without a
     /// kernel.
     pub fn is_copy(self, source: Dtype) -> bool {
         let same = matches!((self, source), (Self::I64, Dtype::I64) | (Self::I32, Dtype::I32));
@@ -54,14 +54,14 @@ pub struct DoesNotFit {
 
 /// Writes every token of `source` (little-endian, of type `dtype`) to `out` as `element`.
 ///
-/// `out` has exactly as many elements. If a token does not fit, the content of `out` is undefined.
+/// `out` must have the same number of elements. If a token does not fit, the content of `out` is undefined.
 pub fn widen(source: &[u8], dtype: Dtype, element: Element, out: Uninit<'_>) -> Result<(), DoesNotFit> {
     let kernel = kernel(dtype, element);
     kernel.answer((kernel.row)(source, out), source)
 }
 
-/// Writes one window of T + 1 tokens, as [`widen`] does: all but the last to `x`, and all but the first to
-/// `y`. Every token is read and converted once.
+/// Writes a window of T + 1 tokens like [`widen`]: all except the last to `x`, and all except the first to `y`. Every
+/// token is read and converted once.
 pub fn widen_window(
     source: &[u8],
     dtype: Dtype,
@@ -97,8 +97,8 @@ pub struct Beyond {
     pub id: i128,
 }
 
-/// Returns the first token of `source` whose id is not one of `0..vocabulary`. It takes the greatest
-/// id in one vectorised pass, and looks for the position only if that id is too large.
+/// Returns the first token of `source` whose id is not in `0..vocabulary`. It finds the greatest id in one vectorised
+/// pass, and looks for the position only if that id is too large.
 pub fn first_beyond(source: &[u8], dtype: Dtype, vocabulary: u64) -> Option<Beyond> {
     let found = of_type!(dtype, first_beyond(source, vocabulary));
     found.map(|(position, id)| Beyond { position, id })
