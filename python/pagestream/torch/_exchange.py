@@ -1,12 +1,12 @@
-"""Tensors of a checkpoint that the ranks of a process group load together: each byte is read by one of them.
+"""Lets the ranks of a process group load a checkpoint together: one rank reads each byte for all.
 
 ```text
-  what this rank wants ──> _agreement.agreed ──> _shares.shared ──> rounds
+  plan of this rank ───────> _agreement.agreed ──> _shares.shared ──> rounds
                                                                       │
   own pieces <── read ahead by threads ───────────────────────────────┤
       │                                                               │
-      ├──> that several ranks want: Meeting.meet, all_to_all_single ──┤
-      └──> that this rank alone wants ────────────────────────────────┴──> tensors ──> consumer
+      ├──> pieces for several ranks: Meeting.meet, all_to_all_single ─┤
+      └──> pieces for this rank ──────────────────────────────────────┴──> tensors ──> consumer
 ```
 """
 
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 
     _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
-# What a rank may hold at a time where the caller does not say: a share of the available memory.
+# Default limit on the memory of a rank: a share of the available memory.
 _AVAILABLE_SHARE, _MEMORY_BYTES = 8, 1 << 30
-# Shares of that: for a round, and for what is read ahead. The rest is for tensors that are not complete.
+# Shares of that limit for a round, and for reading ahead. The rest is for incomplete tensors.
 _ROUND_SHARE, _READ_SHARE = 4, 2
-# Addresses at which elements of every type may lie are multiples of this.
+# Elements of every type may be stored at multiples of this address.
 _ALIGN_BYTES = 16
 
 
 @dataclass(slots=True)
 class _Target:
-    """A tensor of this rank, until all of it is there.
+    """A tensor of this rank while it is incomplete.
 
     Attributes:
-        each: What is wanted.
-        box: The box of it, in bytes, that has all that is wanted.
-        missing_bytes: What is not there yet.
+        each: The plan entry.
+        box: The box of the tensor, in bytes, that contains the requested part.
+        missing_bytes: Number of bytes that have not arrived yet.
         memory: Memory for the box.
     """
 
@@ -74,7 +74,7 @@ class _Target:
         self.missing_bytes -= volume(part)
 
     def keep(self, part: Box, data: _Bytes) -> None:
-        """Takes a part whose memory nothing else uses: as the tensor's, if it is all of it."""
+        """Takes a part whose memory nothing else uses, and keeps the memory if it is the whole tensor."""
         is_aligned = data.ctypes.data % _ALIGN_BYTES == 0
         if part == self.box and self.memory is None and data.flags.c_contiguous and is_aligned:
             self.memory = data
@@ -98,9 +98,10 @@ class _Target:
 
 
 def byte_box(each: Wanted) -> tuple[tuple[int, ...], Box]:
-    """Returns the shape of a tensor in bytes, and the smallest box that has what is wanted of it.
+    """Returns the shape of a tensor in bytes, and the smallest box that contains the requested part.
 
-    That is exactly what is wanted, unless the last dimension has steps: there all between is in the box.
+    The box equals the requested part, unless the last dimension has a step. Then it also contains the
+    elements in between.
     """
     shape = raw_shape(each.dtype, each.shape, each.info.nbytes)
     if each.part is None or not each.shape:
@@ -112,7 +113,7 @@ def byte_box(each: Wanted) -> tuple[tuple[int, ...], Box]:
 
 
 def _places(part: Any, length: int) -> range:  # noqa: ANN401 - an int or a slice
-    """Returns what a part of an index selects, in rising order."""
+    """Returns the places that a part of an index selects, in ascending order."""
     if not isinstance(part, slice):
         place = operator.index(part) % length
         return range(place, place + 1)
@@ -122,14 +123,14 @@ def _places(part: Any, length: int) -> range:  # noqa: ANN401 - an int or a slic
 
 
 def _inner(each: Wanted) -> tuple[Any, ...]:
-    """Returns the index of what is wanted in its box of elements, which has one more dimension for bytes."""
+    """Returns the index of the requested part in its box, which has an extra dimension for bytes."""
     found: list[Any] = []
     missing = len(each.shape)
     for part in indexing.parts(each.shape, each.index):
         missing -= part is not None
         if isinstance(part, slice):
             step = part.step or 1
-            # Only the last dimension has what is between.
+            # Only the last dimension contains the elements in between.
             found.append(slice(None, None, step if not missing else (step > 0) - (step < 0)))
         else:
             found.append(part if part is None else 0)
@@ -146,26 +147,26 @@ def together(
     memory_bytes: int | None,
     threads: int | None,
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
-    """Yields the tensors of this rank's plan, in an order that all ranks share.
+    """Yields the tensors of this rank's plan, in the same order on all ranks.
 
-    The last one comes once no other rank needs anything of this one, so that a consumer may leave with it.
+    The last tensor comes when no other rank needs data from this rank, so that the consumer may then leave.
 
     Args:
         meeting: The ranks.
         files: The files.
         wanted: This rank's plan.
         strategy: How to read: ``"auto"``, ``"pread"`` or ``"direct"``.
-        cast_of: Names the types of the tensors.
-        device: Where they go.
-        memory_bytes: What the rank may hold beside the tensors that it has handed out.
-        threads: Threads that read.
+        cast_of: Returns the type of a tensor.
+        device: The device for the tensors.
+        memory_bytes: Limit on the memory of this rank, besides the tensors that it has yielded.
+        threads: Number of threads that read.
 
     Raises:
         ValueError: Ranks have different checkpoints.
-        OSError: A file is gone.
+        OSError: A file is missing.
     """
     memory_bytes = memory_bytes or min(_native.available_memory_bytes() // _AVAILABLE_SHARE, _MEMORY_BYTES)
-    # All ranks divide the work alike, whatever memory each has.
+    # All ranks must divide the work in the same way, even if their memory differs.
     round_bytes = min(map(int, meeting.gather("memory", str(memory_bytes)))) // _ROUND_SHARE
     targets, lots, reads = work_of(meeting, files, wanted, round_bytes)
     waiting = deque(sorted(targets))
@@ -190,11 +191,11 @@ def together(
 def work_of(
     meeting: Meeting, files: _native.Checkpoint, wanted: list[Wanted], round_bytes: int
 ) -> tuple[dict[tuple[int, int], _Target], list[Round], list[Wanted]]:
-    """Returns the tensors of this rank, by tensor and request; the rounds; and what it reads in them.
+    """Returns this rank's tensors by tensor and request, the rounds, and the reads of this rank.
 
     Raises:
         ValueError: Ranks have different checkpoints.
-        OSError: A file is gone.
+        OSError: A file is missing.
     """
     boxes = [byte_box(each) for each in wanted]
     agreement = agreed(meeting, files, wanted, boxes)
@@ -218,11 +219,11 @@ def _ready(
     framework: arrays.Framework,
     cast_of: CastOf,
     device: torch.device,
-    is_needed: bool,  # noqa: FBT001 - `partial` gives the others
+    is_needed: bool,  # noqa: FBT001 - `partial` supplies the rest
 ) -> Iterator[tuple[Wanted, torch.Tensor]]:
-    """Yields the tensors that are complete, up to the first one that is not, and forgets them.
+    """Yields the complete tensors up to the first incomplete one, and forgets them.
 
-    A rank that is needed keeps its last one.
+    A rank whose data others still need keeps its last tensor.
     """
     while len(waiting) > is_needed and not targets[waiting[0]].missing_bytes:
         target = targets.pop(waiting.popleft())
@@ -235,7 +236,7 @@ def _ready(
 def _keep(
     piece: Piece, parts: list[tuple[int, Box]], targets: dict[tuple[int, int], _Target], data: _Bytes
 ) -> None:
-    """Puts what this rank wants of a piece that it has read into its tensors."""
+    """Copies this rank's part of a piece that it has read into its tensors."""
     for number, part in parts:
         target = targets[piece.tensor, number]
         put = target.keep if len(parts) == 1 else target.put
@@ -248,7 +249,7 @@ def _swap(
     targets: dict[tuple[int, int], _Target],
     reading: Iterator[tuple[Wanted, _Bytes]],
 ) -> None:
-    """Reads this rank's pieces of a round, and swaps parts with the other ranks."""
+    """Reads this rank's pieces of a round, and exchanges parts with the other ranks."""
     outgoing: list[list[_Bytes]] = [[] for _ in range(meeting.size)]
     incoming: list[list[tuple[_Target, Box]]] = [[] for _ in range(meeting.size)]
     for piece in lot:

@@ -1,6 +1,7 @@
-"""The beginning of a load by the ranks of a process group, or by this process alone.
+"""Begins a load, either by the ranks of a process group or by this process alone.
 
-What ranks need is imported with the first group: builds of torch without ``torch.distributed`` have none.
+Modules that ranks need are imported for the first group, because some builds of torch lack
+``torch.distributed``.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def joined(group: dist.ProcessGroup | None) -> Iterator[Meeting | None]:
-    """Joins the ranks of a group, for an iterator that leaves at its end. A failure leaves here.
+    """Joins the ranks of a group, for an iterator that leaves at its end. After a failure, this leaves.
 
     Raises:
-        TypeError: It is no process group.
+        TypeError: `group` is not a process group.
         RuntimeError: Another load of this process uses the group.
     """
     if group is None:

@@ -146,7 +146,7 @@ class Meeting:
 
     def _say_why(self, error: BaseException | None) -> None:
         is_done = error is None or (isinstance(error, GeneratorExit) and self.may_leave)
-        # If the store is gone, no rank can be told.
+        # If the store is gone, the other ranks cannot be told.
         with contextlib.suppress(dist.DistError, RuntimeError):
             if error is not None and is_done:
                 self._ask(self._arrive)
@@ -361,7 +361,7 @@ class Meeting:
             if work.is_completed():
                 break
             if self._beats.failure is not None and self._device.type != "cpu":
-                # Otherwise the collective would block all work that is queued behind it on the device.
+                # Otherwise the collective would block all later work in the device's queue.
                 self.group.abort()
             self.check()
         work.wait()

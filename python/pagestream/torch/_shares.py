@@ -1,17 +1,17 @@
-"""The bytes of a checkpoint that each rank reads, and the ranks that it sends them to. Arithmetic only.
+"""Decides which bytes of a checkpoint each rank reads, and where it sends them. Arithmetic only.
 
-Each rank wants boxes of tensors, maybe with steps. A tensor is cut into pieces such that each byte that
-anybody wants lies in one of them. One rank reads a piece, and sends to each other rank what that one wants of
-it. What one rank alone wants it reads beside the rounds, and the other ranks do not count it.
+Each rank requests boxes of tensors, possibly with steps. A tensor is cut into pieces such that each requested
+byte lies in exactly one piece. One rank reads a piece, and sends each other rank its part of it. A piece that
+only one rank requests is read outside of the rounds' exchange, and other ranks do not count it.
 
 ```text
-  boxes that ranks want ──> slabs along the first dimension ──> pieces of at most PIECE_BYTES ──> rounds
-  (dimensions with steps    boxes that are close together       each to the rank, of those that   until a rank
-  split into two)           in it: read in one go               want it, that reads least         has enough
+  requested boxes ───────> slabs along the first dimension ──> pieces of at most PIECE_BYTES ──> rounds
+  (dimensions with steps   nearby boxes in a slab are          each goes to the requesting       until a rank
+  split into two)          read together                       rank with the fewest bytes        has enough
 ```
 
-Where many ranks want the same, pieces are smaller: the rank that reads one holds a copy for each of the
-others, and all ranks are to read in a round.
+If many ranks request the same bytes, the pieces are smaller: the reading rank needs a copy for each other
+rank, and all ranks should read in a round.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
     _Integers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-# The places along each dimension, in rising order.
+# The places along each dimension, in ascending order.
 Box: TypeAlias = tuple[range, ...]
 
 PIECE_BYTES, SMALL_PIECE_BYTES = 8 << 20, 256 << 10
-# Parts of rows that are at least as long come from storage as fast as whole rows.
+# Parts of rows with at least this length are read from storage as fast as whole rows.
 LONG_RUN_BYTES = 64 << 10
-# Rows are read for several ranks as long as they are at most this many times what those read one by one.
+# Whole rows are read for several ranks if this takes at most this many times the bytes of separate reads.
 MOST_WASTE = 1.2
 _PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A box of a tensor that a rank wants."""
+    """A box of a tensor that a rank requests."""
 
     rank: int
     box: Box
@@ -49,11 +49,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """A tensor that is not empty, as bytes: the last dimension counts them.
+    """A nonempty tensor as bytes. Its last dimension counts bytes.
 
     Attributes:
         shape: The shape in bytes.
-        requests: What ranks want of it.
+        requests: The requests of all ranks.
     """
 
     shape: tuple[int, ...]
@@ -62,15 +62,15 @@ class SharedTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """A box that is read once, of one tensor or of several that are alike.
+    """A box that is read once, from one tensor or from several similar ones.
 
     Attributes:
-        box: What is read.
-        nbytes: How much that is.
-        parts_of: By rank, numbers of its requests, each with what it gets of the box.
-        takers: The ranks that want some of it.
-        wanted_bytes: By rank, what it gets.
-        sent_bytes: What all get together.
+        box: The box.
+        nbytes: Size of the box.
+        parts_of: For each rank, the numbers of its requests, each with its part of the box.
+        takers: The ranks that request a part of the box.
+        wanted_bytes: For each rank, the size of its parts.
+        sent_bytes: The size of all parts together.
     """
 
     box: Box
@@ -83,12 +83,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a rank reads of a tensor, for itself and for others.
+    """A part of a tensor that a rank reads for itself and for other ranks.
 
     Attributes:
         tensor: The number of the tensor.
-        reader: The rank that reads it.
-        cut: What it reads.
+        reader: The rank that reads the piece.
+        cut: The box that it reads.
     """
 
     tensor: int
@@ -97,17 +97,17 @@ class Piece:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks want some of it."""
+        """Whether several ranks request parts of this piece."""
         return len(self.cut.parts_of) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Pieces that are read before the next ones.
+    """Pieces that are read together, before the next round.
 
     Attributes:
-        shared: Pieces that several ranks want, the same in all ranks. They are swapped first.
-        alone: Pieces that this rank alone wants.
+        shared: Pieces for several ranks, the same on all ranks. They are exchanged first.
+        alone: Pieces for this rank only.
     """
 
     shared: list[Piece]
@@ -116,12 +116,12 @@ class Round:
 
 @dataclass(slots=True)
 class _JointRead:
-    """Boxes that are read in one go.
+    """Boxes that are read together.
 
     Attributes:
-        box: What is read.
-        boxes: What it is for.
-        least_bytes: What comes from storage if nothing is read that nobody wants.
+        box: The box that is read.
+        boxes: The boxes that it serves.
+        least_bytes: The bytes that storage delivers if only requested bytes are read.
     """
 
     box: Box
@@ -130,12 +130,12 @@ class _JointRead:
 
 
 def volume(box: Box) -> int:
-    """Returns how many bytes a box has."""
+    """Returns the size of a box in bytes."""
     return math.prod(map(len, box))
 
 
 def within(box: Box, outer: Box) -> tuple[slice, ...]:
-    """Returns where a box that is not empty lies in one that has all of it, as an index."""
+    """Returns the index of a nonempty box within a box that contains it."""
     found = []
     for places, outer_places in zip(box, outer, strict=True):
         first, last = outer_places.index(places[0]), outer_places.index(places[-1])
@@ -147,14 +147,15 @@ def within(box: Box, outer: Box) -> tuple[slice, ...]:
 def shared(
     kinds: Sequence[SharedTensor], kind_of: Iterable[int], rank: int, ranks: int, round_bytes: int
 ) -> list[Piece]:
-    """Returns the pieces that several ranks want, and those that `rank` alone wants, in order of the tensors.
+    """Returns the pieces for several ranks, and the pieces only for `rank`, in the order of the tensors.
 
     Args:
-        kinds: Tensors of which ranks want different boxes. The layers of a model are mostly of one kind.
-        kind_of: Of each tensor the number of its kind.
+        kinds: Tensors with different requests. Most layers of a model are of the same kind.
+        kind_of: For each tensor, the number of its kind.
         rank: The rank.
-        ranks: How many there are.
-        round_bytes: What a rank may hold in a round. All ranks are to be able to read, send and get in it.
+        ranks: The number of ranks.
+        round_bytes: Limit on the memory of a rank in a round. Within it, all ranks should be able to read,
+            send and receive.
     """
     divided: list[tuple[_Integers, list[Cut]]] = []
     for kind in kinds:
@@ -180,10 +181,11 @@ def shared(
 
 
 def split(tensor: SharedTensor) -> SharedTensor:
-    """Returns a tensor with two dimensions for one of which each rank wants every n-th place.
+    """Returns a tensor in which each dimension with a step on every rank is split into two.
 
-    The first one of these counts steps, and the second one places within a step. So what several ranks want
-    of each step is one box. The step is what all steps, and the length, are multiples of.
+    The first of the two dimensions counts steps, and the second one counts places within a step. The parts
+    that several ranks request of each step therefore form one box. The step divides all requested steps, and
+    the length.
     """
     shape: list[int] = []
     boxes: list[list[range]] = [[] for _ in tensor.requests]
@@ -208,7 +210,7 @@ def split(tensor: SharedTensor) -> SharedTensor:
 
 
 def _cuts(tensor: SharedTensor, ranks: int, round_bytes: int) -> Iterator[Cut]:
-    """Yields the parts of a tensor that are to be read once."""
+    """Yields the parts of a tensor that are read once."""
     requests = tensor.requests
     for slab, members in _slabs(tensor):
         for box in _divided(slab, _most_bytes(slab, [requests[member] for member in members], round_bytes)):
@@ -226,17 +228,17 @@ def _cuts(tensor: SharedTensor, ranks: int, round_bytes: int) -> Iterator[Cut]:
 
 
 def _most_bytes(slab: Box, requests: list[Request], round_bytes: int) -> int:
-    """Returns how large the pieces of a slab may be."""
+    """Returns the maximum size of a slab's pieces."""
     if len({request.rank for request in requests}) == 1:
         return PIECE_BYTES
     slab_bytes = volume(slab)
     sent_bytes = sum(volume(part) for request in requests if (part := _common(request.box, slab)))
-    # Each rank reads a piece, sends of it, and gets as much from others.
+    # Each rank reads a piece, sends parts of it, and receives as many bytes from other ranks.
     return min(PIECE_BYTES, max(SMALL_PIECE_BYTES, round_bytes * slab_bytes // (slab_bytes + 2 * sent_bytes)))
 
 
 def _slabs(tensor: SharedTensor) -> Iterator[tuple[Box, list[int]]]:
-    """Yields boxes that are to be read once, and the numbers of the requests that want some of each."""
+    """Yields the boxes to read once, each with the numbers of the requests that it serves."""
     requests = tensor.requests
     rows_of = [_whole_steps(request.box[0]) for request in requests]
     bounds = sorted({bound for rows in rows_of for bound in (rows.start, rows.stop)})
@@ -258,16 +260,16 @@ def _slabs(tensor: SharedTensor) -> Iterator[tuple[Box, list[int]]]:
 
 
 def _whole_steps(places: range) -> range:
-    """Returns a range around places with steps that is the same for those that begin within one step."""
+    """Returns a range around places with a step. It is the same for all places that begin within one step."""
     step = places.step
     return range(places.start // step * step, -(-places.stop // step) * step)
 
 
 def _joined(shape: tuple[int, ...], boxes: Iterable[Box]) -> list[_JointRead]:
-    """Returns how boxes, of which none is empty, are read: each with the one before it, or by itself.
+    """Decides for nonempty boxes whether each is read with the previous one or separately.
 
-    Boxes are in order of where they begin, so that those close together are neighbours. Where they overlap so
-    much that all of them are less in one go, they are read in one.
+    The boxes are sorted by their first places, so that nearby boxes are neighbours. If they overlap so much
+    that a joint read needs fewer bytes, they are read together.
     """
     found: list[_JointRead] = []
     for box in sorted(boxes, key=lambda box: [places.start for places in box]):
@@ -280,9 +282,9 @@ def _joined(shape: tuple[int, ...], boxes: Iterable[Box]) -> list[_JointRead]:
 
 
 def _join(shape: tuple[int, ...], reading: _JointRead, other: _JointRead) -> bool:
-    """Adds a box to others if that takes not much more bytes, and returns whether it did.
+    """Adds a box to a joint read if this takes few additional bytes, and returns whether it did.
 
-    Boxes of long runs that have nothing in common are read as fast one by one.
+    Disjoint boxes with long runs are read as fast separately.
     """
     hull = _hull((reading.box, other.box))
     hull_bytes, apart_bytes = _read_bytes(shape, hull), reading.least_bytes + other.least_bytes
@@ -295,9 +297,9 @@ def _join(shape: tuple[int, ...], reading: _JointRead, other: _JointRead) -> boo
 
 
 def _read_bytes(shape: tuple[int, ...], box: Box) -> int:
-    """Returns how many bytes come from storage for a box: whole pages, and the gaps that are read through.
+    """Returns the number of bytes that storage delivers for a box: whole pages, and gaps that are read.
 
-    Gaps are read where runs recur within `LONG_RUN_BYTES`, as by `slicing` where requests take milliseconds.
+    A gap is read if runs recur within `LONG_RUN_BYTES`, as `slicing` does if requests take milliseconds.
     """
     runs, run_bytes, extent_bytes = 1, 1, 1
     for length, places in zip(reversed(shape), reversed(box), strict=True):
@@ -311,7 +313,7 @@ def _read_bytes(shape: tuple[int, ...], box: Box) -> int:
 
 
 def _run_bytes(shape: tuple[int, ...], box: Box) -> int:
-    """Returns how many bytes of a box lie one after another in the file."""
+    """Returns the number of contiguous bytes in each run of a box in the file."""
     run = 1
     for length, places in zip(reversed(shape), reversed(box), strict=True):
         if places.step > 1:
@@ -323,7 +325,7 @@ def _run_bytes(shape: tuple[int, ...], box: Box) -> int:
 
 
 def _hull(boxes: Iterable[Box]) -> Box:
-    """Returns the smallest box without steps that has all of some boxes, which are not empty."""
+    """Returns the smallest box without steps that contains all of some nonempty boxes."""
     dimensions = zip(*boxes, strict=True)
     return tuple(
         range(min(places[0] for places in them), max(places[-1] for places in them) + 1)
@@ -332,7 +334,7 @@ def _hull(boxes: Iterable[Box]) -> Box:
 
 
 def _are_apart(box: Box, other: Box) -> bool:
-    """Returns whether two boxes, of which none is empty, have nothing in common."""
+    """Returns whether two nonempty boxes are disjoint."""
     return any(
         places[0] > others[-1]
         or others[0] > places[-1]
@@ -342,20 +344,20 @@ def _are_apart(box: Box, other: Box) -> bool:
 
 
 def _common(box: Box, other: Box) -> Box | None:
-    """Returns what two boxes have in common. The other one has no steps, or is a part of the first one."""
+    """Returns the intersection of two boxes. The other box has no steps, or is a part of the first one."""
     found = tuple(map(_bounded, box, other))
     return found if all(found) else None
 
 
 def _bounded(places: range, other: range) -> range:
-    """Returns the places within the bounds of others."""
+    """Returns the places that lie within the bounds of another range."""
     first = max(0, -((places.start - other.start) // places.step))
     rest = places[first:]
     return range(rest.start, min(rest.stop, other.stop), rest.step)
 
 
 def _divided(box: Box, most_bytes: int) -> Iterator[Box]:
-    """Yields parts of a box, in order, of at most so many bytes each, but at least of one."""
+    """Yields parts of a box, in order, each with at most `most_bytes` bytes, but with at least one byte."""
     axis = next((axis for axis, places in enumerate(box) if len(places) > 1), None)
     if axis is None or volume(box) <= most_bytes:
         yield box
@@ -366,10 +368,10 @@ def _divided(box: Box, most_bytes: int) -> Iterator[Box]:
 
 
 def rounds(pieces: Iterable[Piece], ranks: int, round_bytes: int) -> list[Round]:
-    """Returns the rounds: as many shared pieces each as take no rank over `round_bytes`, and at least one.
+    """Returns the rounds. Each has at least one shared piece, and as many as fit into `round_bytes`.
 
-    What a rank has at a time is what it reads, sends and gets. Pieces of one rank come one at a time, after
-    the shared ones that come before them.
+    The limit holds on every rank, for the bytes that it reads, sends and receives. Pieces for one rank come one
+    at a time, after the shared pieces that precede them.
     """
     found = [Round([], [])]
     held_bytes = np.zeros(ranks, np.int64)

@@ -1,4 +1,4 @@
-"""Batches on their way to a device: pinned buffers, asynchronous copies, widened when they are there."""
+"""Sends batches to a device: pinned buffers and asynchronous copies. The device widens the tokens."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-# Batches that are on their way while the consumer works on another.
+# Number of batches in flight while the consumer works on another batch.
 _IN_FLIGHT = 2
-# Buffers whose copy may not be done yet. A consumer that never waits for the device is held back here, and
-# not by memory.
+# Number of buffers whose copy may be unfinished. This limit, rather than memory, holds back a consumer that
+# never waits for the device.
 _IN_USE = 4
-# Buffers of a pipeline that are away from its pool at a time: it must keep all of them, as they are pinned.
+# Number of a pipeline's buffers outside its pool at a time. It must keep all of them, because they are
+# pinned.
 STAGED_BUFFERS = _IN_FLIGHT + _IN_USE + 1
-# Types of files that the device can widen by itself: without loss, and by a mask where they are unsigned and
-# PyTorch's kernels for unsigned types are incomplete.
+# Types of files that the device can widen by itself, without loss. Unsigned types need a mask if PyTorch's
+# kernels for them are incomplete.
 _SIGNED = {"uint16": ("i2", 0xFFFF), "uint32": ("i4", 0xFFFF_FFFF)}
 _WIDENED_ON_DEVICE = {
     "int64": {"uint8", "int8", "uint16", "int16", "uint32", "int32"},
@@ -42,7 +43,7 @@ _WIDENED_ON_DEVICE = {
 
 
 def is_widened_on_device(file_dtype: np.dtype[Any], wanted: str) -> bool:
-    """Returns whether tokens cross to the device as they are in the file, and become `wanted` there."""
+    """Returns whether tokens are copied to the device in the file's type, and converted to `wanted` there."""
     return file_dtype.name in _WIDENED_ON_DEVICE.get(wanted, ())
 
 
@@ -61,13 +62,13 @@ class StagedBatches:
                          └── first: handed out, the consumer's stream waits for the event
     ```
 
-    A host buffer is kept from its pool until the event says that its copy is done. Buffers are pinned once
-    each; all registrations end before the pipeline that owns the buffers does.
+    A host buffer stays out of its pool until an event shows that its copy is done. Each buffer is pinned
+    once. All registrations end before the pipeline that owns the buffers does.
 
     Args:
-        host: Where batches come from.
-        device: Where they go.
-        wanted: What tokens become on the device; None for their type in the buffers.
+        host: The source of the batches.
+        device: The device that receives the batches.
+        wanted: The type of the tokens on the device; None for their type in the buffers.
     """
 
     def __init__(self, host: HostBatches, device: CopyDevice, wanted: torch.dtype | None) -> None:
@@ -75,13 +76,13 @@ class StagedBatches:
         self._device = device
         self._wanted = wanted
         self._flight: deque[_Sent] = deque()
-        # Events, and the buffers that may be read until they are done.
+        # Events, each with the buffer that may be read until the event is done.
         self._reading: deque[tuple[Any, Any]] = deque()
-        # Addresses of pinned buffers, each with the pipeline that it belonged to: another pipeline may get
-        # the same addresses, for other pages.
+        # Addresses of pinned buffers, each with the number of its pipeline: another pipeline may get the same
+        # addresses for other pages.
         self._pinned: dict[int, int] = {}
         self._can_pin = device.is_cuda
-        # A batch of which some copies may be queued, and others not.
+        # A batch whose copies may be only partly queued.
         self._sending: Any = None
 
     def start(self, position: int) -> Any:  # noqa: ANN401 - the native pipeline
@@ -89,22 +90,22 @@ class StagedBatches:
         return self._host.start(position)
 
     def mix(self, mixture: _native.Mixture) -> None:
-        """Sets the mixture that is read once the host starts again."""
+        """Sets the mixture to read after the host's next start."""
         self._host.mix(mixture)
 
     def limit(self, end: int | None) -> None:
-        """Sets the end of the stream once the host starts again."""
+        """Sets the end of the stream for the host's next start."""
         self._host.limit(end)
 
     def take(self, position: int) -> tuple[Any, int] | None:
         """Returns the next batch on the device, and the position after it; None at the end.
 
-        The batch stays in flight until a later call shows, by its position, that it was handed out.
+        The batch stays in flight until the position of a later call shows that the consumer received it.
         """
         self._drop_until(position)
         while len(self._flight) < _IN_FLIGHT:
             after = self._flight[-1].position if self._flight else position
-            # A batch that is on its way is not kept back until the next one is gathered.
+            # Return a batch in flight now, instead of waiting until the next one is gathered.
             if self._flight and not self._host.start(after).is_ready:
                 break
             try:
@@ -112,7 +113,7 @@ class StagedBatches:
             except Exception:
                 if not self._flight:
                     raise
-                # Those that are on their way come first; then it is raised.
+                # Batches in flight come first. Then the error is raised.
                 self.stop()
                 break
             if found is None:
@@ -126,18 +127,18 @@ class StagedBatches:
         return batch, position
 
     def _drop_until(self, position: int) -> None:
-        """Forgets batches that were handed out, and lets go of buffers that have been read."""
+        """Forgets batches that the consumer has received, and releases buffers that are no longer read."""
         while self._flight and self._flight[0].position <= position:
-            # In this order: an interrupt in between finds the buffer in both places, not in neither.
+            # In this order: an interrupt in between leaves the buffer in both queues, not in neither.
             self._reading.append((self._flight[0].done, self._flight[0].host))
             self._flight.popleft()
         while self._reading and (len(self._reading) > _IN_USE or self._reading[0][0].query()):
-            # The buffer is still referred to while its copy is waited for.
+            # Keep a reference to the buffer while waiting for its copy.
             self._reading[0][0].synchronize()
             self._reading.popleft()
 
     def _send(self, host: Any, position: int) -> None:  # noqa: ANN401 - a batch of arrays
-        """Queues the copy of a batch. If that fails, `stop` waits for the copies that are queued."""
+        """Queues the copy of a batch. If that fails, `stop` waits for the queued copies."""
         self._pin(host[0] if isinstance(host, tuple) else host)
         self._sending = host
         with self._device.stream():
@@ -154,19 +155,19 @@ class StagedBatches:
         return self._device.copy(array.view(signed)).to(self._wanted).bitwise_and_(mask)
 
     def _pin(self, array: Array) -> None:
-        """Page-locks the buffer that an array begins, once: a pipeline uses its buffers again."""
+        """Page-locks the buffer at the start of an array, once, because a pipeline reuses its buffers."""
         address, pipeline = array.__array_interface__["data"][0], self._host.pipelines_started
         if not self._can_pin or self._pinned.get(address) == pipeline:
             return
         if address in self._pinned:
             self._unpin(address)
         nbytes = self._host.buffer_bytes
-        # Noted first: an interrupt in between leaves an address too many, not a registration.
+        # Recorded first: an interrupt in between leaves an extra address, but no unrecorded registration.
         self._pinned[address] = pipeline
         failed = self._device.register(address, nbytes)
         if failed:
             del self._pinned[address]
-            # Containers limit locked memory. Copies from pageable memory are right, and slower.
+            # Containers limit locked memory. Copies from pageable memory are correct, but slower.
             self._can_pin = False
             message = (
                 f"{nbytes} bytes cannot be page-locked (CUDA error {failed}): copies wait for each other"
@@ -180,7 +181,7 @@ class StagedBatches:
             del self._pinned[address]
 
     def stop(self) -> None:
-        """Ends reading ahead, once no buffer is read any more. Batches in flight stay."""
+        """Stops reading ahead, once no buffer is being read. Batches in flight stay."""
         try:
             interrupt = finish_copies(self._device)
             self._unpin_all()
@@ -193,21 +194,21 @@ class StagedBatches:
             raise interrupt
 
     def _unpin_all(self) -> None:
-        """Ends all registrations, also where one fails; the last failure is raised."""
+        """Ends all registrations, even if one fails. The last failure is raised."""
         with ExitStack() as stack:
             for address in self._pinned:
                 stack.callback(self._unpin, address)
 
     def forget(self) -> None:
-        """Drops the batches in flight; after `stop`."""
+        """Drops the batches in flight. Call it after `stop`."""
         self._flight.clear()
 
     def interrupt(self) -> None:
-        """Ends the wait of a thread that is in `take`."""
+        """Interrupts a thread that waits in `take`."""
         self._host.interrupt()
 
     def metrics(self) -> LoaderMetrics:
-        """Returns the counters of the host's batches."""
+        """Returns the host's counters."""
         return self._host.metrics()
 
 

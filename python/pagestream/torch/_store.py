@@ -1,4 +1,4 @@
-"""The store of a process group, asked such that nobody waits for ever for one that does not answer."""
+"""Queries the store of a process group in such a way that no thread waits forever for a silent store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-# Connections that no load uses. For a new one torch asks for the name of the store's address, which takes
-# seconds where no name server answers.
+# Unused connections. For a new connection, torch resolves the name of the store's address, which takes
+# seconds if no name server answers.
 _idle: WeakKeyDictionary[Store, list[Store]] = WeakKeyDictionary()
-# What a child of fork(2) has of its parent. It is not closed there: a store in a file counts its users.
+# Connections that a forked child inherited. The child does not close them: a file store counts its users.
 _inherited: list[dict[Store, list[Store]]] = []
 
 
@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def connection(store: Store) -> Store:
-    """Returns a connection of its own to a store, for another thread.
+    """Returns a separate connection to a store, for another thread.
 
     Raises:
         RuntimeError: torch is too old.
@@ -55,12 +55,12 @@ def connection(store: Store) -> Store:
 
 
 def keep(store: Store, connected: Store) -> None:
-    """Keeps a connection to a store for later, on which nothing has failed."""
+    """Keeps a working connection to a store for later."""
     _idle.setdefault(store, []).append(connected)
 
 
 class Answer(Generic[T]):
-    """What a question will have for an answer."""
+    """The future answer to a question."""
 
     def __init__(self, question: Callable[[Store], T]) -> None:
         self._question = question
@@ -73,35 +73,35 @@ class Answer(Generic[T]):
         try:
             self._value = self._question(connected())
             has_answered = True
-        except BaseException as error:  # noqa: BLE001 - raised where the answer is taken
+        except BaseException as error:  # noqa: BLE001 - `value` raises it
             self._error = error
             has_answered = False
         self._is_there.set()
         return has_answered
 
     def comes_within(self, seconds: float) -> bool:
-        """Waits for the answer, and returns whether it is there."""
+        """Waits for the answer, and returns whether it has arrived."""
         return self._is_there.wait(seconds)
 
     def value(self) -> T:
-        """Returns the answer, or raises what came instead."""
+        """Returns the answer, or raises the exception that replaced it."""
         try:
             if self._error is not None:
                 raise self._error
             return self._value
         finally:
-            # Else the error, its traceback and this object would keep each other.
+            # Otherwise the error, its traceback and this object would keep each other alive.
             self._error = None
 
 
 class Questions(BackgroundThread):
-    """A thread that asks the store one question after another, each about the keys of one load.
+    """A thread that asks the store one question after another, all about the keys of one load.
 
-    Calls of torch's stores wait without a time-out for a store that is stopped. Then this thread is left
-    behind, but not the one that has asked.
+    Calls of torch's stores wait without a time-out for a stopped store. In that case only this thread is left
+    behind, and not the thread that asked.
 
     Attributes:
-        prefix: What the keys of this load begin with, once a question was answered.
+        prefix: The prefix of this load's keys, available after the first answer.
     """
 
     prefix: str
@@ -114,7 +114,7 @@ class Questions(BackgroundThread):
         self._asked: queue.SimpleQueue[Answer[Any] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Asks until the end."""
+        """Answers questions until the end."""
         is_sound = True
         while (answer := self._asked.get()) is not None:
             is_sound &= answer.find(self._connected)
@@ -131,11 +131,11 @@ class Questions(BackgroundThread):
         return self._store
 
     def ask(self, question: Callable[[Store], T]) -> Answer[T]:
-        """Returns what will have the answer."""
+        """Queues a question, and returns its future answer."""
         answer = Answer(question)
         self._asked.put(answer)
         return answer
 
     def end(self) -> None:
-        """Has the thread end once all is answered."""
+        """Ends the thread after all questions are answered."""
         self._asked.put(None)

@@ -25,33 +25,32 @@ Item = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
 @set_module("pagestream.torch")
 class TokenDataset(Dataset[Item], HoldsFiles):
-    """Every window of a corpus, by number.
+    """All windows of a corpus, by number.
 
-    Item *i* is ``(x, y)`` with ``x = t[s:s+T]``, ``y = t[s+1:s+T+1]``, ``s = i * stride``, both of shape
-    ``[T]``. There is no index and no copy of the corpus; worker processes share the page cache, and a
-    pickled dataset ships paths.
+    Item *i* is ``(x, y)`` with ``x = t[s:s+T]``, ``y = t[s+1:s+T+1]`` and ``s = i * stride``. Both have shape
+    ``[T]``. There is no index and no copy of the corpus. Worker processes share the page cache, and a pickled
+    dataset contains only paths.
 
     `DataLoader` calls `__getitems__`, which gathers a batch in one native call without the GIL.
 
-    With the default stride of 1, a window begins at every token but the last T, as in the usual memmap
+    With the default stride of 1, a window begins at every token except the last T, as in the usual memmap
     dataset. This has two costs. First, an epoch reads each token T times, and ``shuffle=True`` makes torch
-    hold a permutation of all windows, a tensor and then a list of ints. It takes 48 bytes for each window:
-    404 GiB for the 9 billion tokens of OpenWebText. Second, windows overlap, so ``random_split`` puts
-    almost every held-out token into training windows as well. For training pass
-    ``stride=sequence_length``, shuffle with `DistributedTokenSampler`, which takes constant memory, and
-    split with `TokenCorpus.part`.
+    hold a permutation of all windows, as a tensor and then as a list of ints. It takes 48 bytes for each
+    window: 404 GiB for the 9 billion tokens of OpenWebText. Second, windows overlap, so ``random_split`` also
+    puts almost every held-out token into training windows. For training, pass ``stride=sequence_length``,
+    shuffle with `DistributedTokenSampler`, which takes constant memory, and split with `TokenCorpus.part`.
 
     Args:
         tokens: A corpus, or an argument of `open_tokens`.
         sequence_length: T.
-        stride: Tokens between the beginnings of windows. None means 1, or T+1 for ``"block"``. With
-            ``sequence_length`` no two windows share an input.
-        target: ``"shift"`` as above; ``"block"`` the same over blocks of T+1 tokens that no other item
-            has; ``"none"`` for x alone.
+        stride: Number of tokens between the beginnings of windows. None means 1, or T+1 for ``"block"``. With
+            ``sequence_length``, no two windows share an input.
+        target: ``"shift"`` as above; ``"block"`` for the same over separate blocks of T+1 tokens; ``"none"``
+            for x alone.
         dtype: ``"int64"``, ``"int32"``, or ``"raw"`` for the type of the files.
         mmap_mode: How to open files; see `MappedFile`.
-        vocabulary: Number of ids that the model has. An item with a token that is negative, or not below it,
-            raises `FormatError` with the file and the token's position. None checks nothing.
+        vocabulary: The model's number of ids. An item with a token that is negative, or not below this
+            number, raises `FormatError` with the file and the token's position. None disables the check.
 
     Raises:
         ValueError: The corpus is shorter than one window, or an argument is out of range.
@@ -102,34 +101,34 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         self._torch_dtype = getattr(torch, str(self.tokens.dtype) if self.dtype == "raw" else self.dtype)
 
     def __len__(self) -> int:
-        """The number of windows; ``len(tokens) - sequence_length`` with stride 1."""
+        """Returns the number of windows, which is ``len(tokens) - sequence_length`` with stride 1."""
         return self._length
 
     def __getitem__(self, index: SupportsIndex) -> Item:
-        """One window.
+        """Returns a window.
 
         Raises:
-            IndexError: No such window.
-            MappedReadError: A file was cut or its storage failed.
+            IndexError: There is no such window.
+            MappedReadError: A file was truncated, or its storage failed.
             FileChangedError: A file was rewritten since it was opened.
-            FormatError: A token does not fit in `dtype`, or is beyond `vocabulary`.
+            FormatError: A token does not fit into `dtype`, or exceeds `vocabulary`.
         """
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Item]:
-        """Many windows, gathered at once: rows of one block each for x and y.
+        """Returns many windows, gathered at once. They are rows of one block for x and one for y.
 
         Args:
             indices: Numbers of windows; negative ones count from the end.
 
         Returns:
-            As many items, in the same order.
+            The same number of items, in the same order.
 
         Raises:
-            IndexError: No such window.
-            MappedReadError: A file was cut or its storage failed.
+            IndexError: There is no such window.
+            MappedReadError: A file was truncated, or its storage failed.
             FileChangedError: A file was rewritten since it was opened.
-            FormatError: A token does not fit in `dtype`, or is beyond `vocabulary`.
+            FormatError: A token does not fit into `dtype`, or exceeds `vocabulary`.
 
         Examples:
             >>> from pagestream.torch import TokenDataset
@@ -138,7 +137,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         """
         numbers = [element(index, self._length, "window") for index in indices]
         shape = (len(numbers), self.sequence_length)
-        # The gather writes to host memory, whatever torch.set_default_device says.
+        # The gather writes to host memory, regardless of torch.set_default_device.
         x = constructors.empty(shape, self._torch_dtype, constructors.CPU)
         y = None if self.target == "none" else constructors.empty(shape, self._torch_dtype, constructors.CPU)
         out = (x.numpy(), None if y is None else y.numpy())
@@ -146,7 +145,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         return list(x) if y is None else list(zip(x, y, strict=True))
 
     def __repr__(self) -> str:
-        """Files, length and settings; equal for equal datasets, as tools that compare data sources expect."""
+        """Shows files, length and settings. Equal datasets have equal texts, as some tools expect."""
         return (
             f"{type(self).__name__}({self.tokens!r}, {self.sequence_length}, stride={self.stride}, "
             f"target={self.target!r}, dtype={self.dtype!r}, length={self._length})"

@@ -117,7 +117,7 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
     __init__.__signature__ = _with_arguments_of(NumpyTokenLoader, __init__)  # type: ignore[attr-defined]
 
     def _copy_device(self) -> CopyDevice | None:
-        """Returns the device that batches are copied to; None where they stay in host memory."""
+        """Returns the device that receives the batches, or None if they stay in host memory."""
         return CopyDevice(self.device) if self.device.type != "cpu" else None
 
     def _make_batches(self, settings: dict[str, Any]) -> HostBatches | StagedBatches:
@@ -126,7 +126,7 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
             return TensorBatches(self._corpora, settings, self._max_documents)
         self.device = device.device
         dtype = settings["dtype"]
-        # A batch of several types has no type of its own before it is widened.
+        # A batch with several types has no single type before it is widened.
         file_dtype = self._corpora[0].dtype
         is_uniform = all(corpus.dtype == file_dtype for corpus in self._corpora)
         if is_uniform and is_widened_on_device(file_dtype, dtype):
@@ -136,15 +136,14 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
         return StagedBatches(host, device, wanted)
 
     def __del__(self) -> None:
-        """Unpins buffers, which the driver would keep otherwise."""
-        # The interpreter may be ending, and CUDA before it; `__init__` may have failed.
+        """Unpins buffers. Otherwise the driver would keep them."""
         if isinstance(getattr(self, "_batches", None), StagedBatches):
             with contextlib.suppress(Exception):
                 self.close()
 
 
 class TensorBatches(HostBatches):
-    """Batches in host memory as tensors, which share the memory of the arrays."""
+    """Batches in host memory as tensors, which share the arrays' memory."""
 
     def take(self, position: int) -> tuple[Any, int] | None:
         """Returns the next batch, and the position after it; None at the end."""

@@ -17,38 +17,38 @@ from pagestream.loading.state import require_state
 
 __all__ = ["DistributedTokenSampler"]
 
-# Indices of one native call.
+# Number of indices per native call.
 _CHUNK = 1024
 
 
 @set_module("pagestream.torch")
 class DistributedTokenSampler(DistributedSampler[int]):
-    """A replacement of ``torch.utils.data.DistributedSampler``: same arguments, same counts.
+    """A replacement for ``torch.utils.data.DistributedSampler`` with the same arguments and counts.
 
-    It is a subclass of torch's, because Lightning replaces other samplers. In one process, with
-    ``num_replicas=1, rank=0``, it takes the place of ``RandomSampler``, which ``shuffle=True`` of a
-    `DataLoader` makes: each index once an epoch, without a permutation in memory.
+    It is a subclass of torch's sampler, because Lightning replaces other samplers. In a single process, with
+    ``num_replicas=1, rank=0``, it replaces the ``RandomSampler`` that ``shuffle=True`` of a `DataLoader`
+    creates: it yields each index once per epoch, without a permutation in memory.
 
-    The order of an epoch is a permutation that is computed on the fly, so that a sampler of any length takes
-    no memory and starts at once. Rank *r* of *w* takes the places *r*, *r + w*, *r + 2w*, …. Without
-    ``drop_last`` the order continues from its beginning until all ranks have the same number of indices;
-    with it the remainder is dropped.
+    The order of an epoch is a permutation that is computed on the fly, so a sampler of any length takes no
+    memory and starts at once. Rank *r* of *w* takes the places *r*, *r + w*, *r + 2w*, …. Without
+    ``drop_last``, the order wraps around until all ranks have the same number of indices. With it, the
+    remainder is dropped.
 
-    `state_dict` is the position in the epoch, equal on all ranks that have yielded the same number.
-    torchdata's ``StatefulDataLoader`` saves and restores it.
+    `state_dict` returns the position in the epoch. It is equal on all ranks that have yielded equally many
+    indices. torchdata's ``StatefulDataLoader`` saves and restores it.
 
     Args:
         dataset: Any object with a length.
-        num_replicas: The number of ranks. None means that of ``torch.distributed``, if it is initialised,
-            else that of the launcher, for example ``WORLD_SIZE`` of torchrun. Pass 1, and 0 as the rank, to
-            shuffle in one process.
-        rank: This rank. None means that of ``torch.distributed``, else that of the launcher.
+        num_replicas: The number of ranks. None means the number from ``torch.distributed``, if it is
+            initialised, otherwise from the launcher, for example torchrun's ``WORLD_SIZE``. Pass 1, and 0 as
+            the rank, to shuffle in a single process.
+        rank: This rank. None means the rank from ``torch.distributed``, otherwise from the launcher.
         shuffle: Whether to permute.
         seed: Equal on all ranks.
         drop_last: See above.
 
     Raises:
-        ValueError: The rank is out of range, a variable is not a number, or nothing names the ranks, as with
+        ValueError: The rank is out of range, a variable is not a number, or the ranks are unknown, as with
             torch's own sampler.
 
     Examples:
@@ -69,7 +69,8 @@ class DistributedTokenSampler(DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     ) -> None:
-        # The base's initialiser would ask for a process group, and sets attributes that are computed here.
+        # Skip the base's initialiser: it asks for a process group, and sets attributes that are computed
+        # here.
         self._is_rank_derived = num_replicas is None and rank is None
         if num_replicas is None or rank is None:
             found = of_this_process()
@@ -98,22 +99,22 @@ class DistributedTokenSampler(DistributedSampler[int]):
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
-        """The number of indices of each rank in an epoch."""
+        """The number of indices of each rank per epoch."""
         if self.drop_last:
             return self._length // self.num_replicas
         return -(-self._length // self.num_replicas)
 
     @property
     def total_size(self) -> int:  # type: ignore[override]
-        """The number of indices of all ranks together."""
+        """The total number of indices of all ranks."""
         return self.num_samples * self.num_replicas
 
     def __len__(self) -> int:
-        """The number of indices of each rank in an epoch."""
+        """Returns the number of indices of each rank per epoch."""
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        """Returns this rank's indices, from the loaded position on if a state was just loaded.
+        """Returns this rank's indices, starting at the loaded position if a state was just loaded.
 
         Raises:
             RuntimeError: The process group was initialised after the sampler, and has other ranks.
@@ -127,7 +128,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
         return self._indices(start)
 
     def _indices(self, start: int) -> Iterator[int]:
-        # What is padded begins again.
+        # Padding continues from the beginning of the order.
         places = range(start * self.num_replicas + self.rank, self.total_size, self.num_replicas)
         for first in range(0, len(places), _CHUNK):
             chunk = places[first : first + _CHUNK]
@@ -141,7 +142,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
                 yield index
 
     def set_epoch(self, epoch: int) -> None:
-        """Switches to the order of an epoch. Call it before each epoch, with one number on all ranks.
+        """Switches to the order of an epoch. Call it before each epoch, with the same number on all ranks.
 
         Args:
             epoch: The epoch's number, at least 0 and below 2**63.
@@ -156,7 +157,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
         """
         epoch = at_least(0, "epoch", epoch)
         if epoch != self.epoch:
-            # A loaded position belongs to its epoch.
+            # A loaded position is valid only for its epoch.
             self._yielded, self._resume = 0, False
         self.epoch = epoch
 
@@ -178,13 +179,13 @@ class DistributedTokenSampler(DistributedSampler[int]):
         return {**self._settings(), "epoch": self.epoch, "samples_consumed": consumed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration continue where a state was taken.
+        """Makes the next iteration continue from a saved state.
 
         Args:
-            state: From `state_dict`, of any rank.
+            state: A state from `state_dict`, of any rank.
 
         Raises:
-            StateMismatchError: The state has other settings, which the message names, or is no state.
+            StateMismatchError: `state` is not a state, or has other settings; the message lists them.
 
         Examples:
             >>> from pagestream.torch import DistributedTokenSampler
