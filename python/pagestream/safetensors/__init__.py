@@ -1,11 +1,11 @@
 """safetensors' names, on pagestream: ``import pagestream.safetensors as safetensors``.
 
-Reading is ours: files open where mapping is refused, headers are checked strictly, and arrays and tensors are
-not copied. They can be written, as upstream's can: a page is copied when it is first written, so that neither
-the file nor another load of it changes. Saving is upstream's own code, guarded against its open defects, into
-a temporary file. This file then replaces the old one.
+Reading uses pagestream's own code: files open even if mapping is refused, headers are checked strictly, and
+arrays and tensors are not copied. They are writable, like upstream's: the first write to a page copies it, so
+neither the file nor another load of it changes. Saving uses upstream's code, guarded against its known
+defects. It writes a temporary file, which then replaces the old one.
 
-`install` puts this package in place of ``safetensors`` for code that is not yours.
+`install` puts this package in place of ``safetensors`` for third-party code.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ __all__ = [
     "uninstall",
 ]
 
-# Each imports its framework, so it is imported when it is first used.
+# Each module imports its framework, so it is imported on first use.
 _MODULES = ("flax", "mlx", "numpy", "paddle", "tensorflow", "torch")
 
 
 class TensorSpec:
-    r"""Where one tensor lies in memory, for `serialize`. It goes by the name of upstream's class.
+    r"""The place of a tensor in memory, for `serialize`. It has the name of upstream's class.
 
     Args:
-        dtype: The element type by its name in NumPy or torch, such as ``"float32"``.
+        dtype: The element type by its name in NumPy or torch, for example ``"float32"``.
         shape: The dimensions, in elements.
-        data_ptr: The address of the first byte. The memory must outlive each `serialize` that gets this.
+        data_ptr: The address of the first byte. The memory must outlive each `serialize` that uses it.
         data_len: The length in bytes.
 
     Raises:
-        SafetensorError: An unknown element type.
+        SafetensorError: The element type is unknown.
 
     Examples:
         >>> import numpy as np
@@ -65,7 +65,7 @@ class TensorSpec:
     __slots__ = ("_upstreams",)
 
     def __init__(self, *, dtype: str, shape: Sequence[int], data_ptr: int, data_len: int) -> None:
-        """Makes upstream's object, which checks the arguments."""
+        """Creates upstream's object, which checks the arguments."""
         with _upstream.errors_as_ours():
             self._upstreams = _upstream.module().TensorSpec(
                 dtype=dtype, shape=list(shape), data_ptr=data_ptr, data_len=data_len
@@ -93,7 +93,7 @@ class TensorSpec:
 
 
 def _specs(tensor_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the specs as upstream's writer takes them."""
+    """Returns the specs in the form that upstream's writer expects."""
     _upstream.check_names(tensor_dict)
     return {
         name: spec._upstreams if isinstance(spec, TensorSpec) else spec  # noqa: SLF001 - of this module
@@ -102,14 +102,15 @@ def _specs(tensor_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def serialize(tensor_dict: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    r"""Returns a safetensors file as bytes, from addresses. Upstream's function of that name.
+    r"""Returns a safetensors file as bytes, from addresses. It has the name of upstream's function.
 
     Args:
-        tensor_dict: A `TensorSpec`, ours or upstream's, for each name. The memory must outlive the call.
-        metadata: What to put into ``__metadata__``.
+        tensor_dict: A `TensorSpec`, from this package or upstream, for each name. The memory must outlive the
+            call.
+        metadata: The contents of ``__metadata__``.
 
     Raises:
-        SafetensorError: What upstream refuses to write, and a tensor called ``__metadata__``.
+        SafetensorError: Upstream refuses to write this, or a tensor is named ``__metadata__``.
 
     Examples:
         >>> from pagestream.safetensors import serialize
@@ -124,19 +125,19 @@ def serialize(tensor_dict: Mapping[str, Any], metadata: dict[str, str] | None = 
 def serialize_file(
     tensor_dict: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes what `serialize` gives to a file.
+    """Writes the result of `serialize` to a file.
 
-    The finished file replaces an old one, so tensors that were loaded from the old file keep their values. It
-    takes over mode, owner and extended attributes; without an old one, its mode follows the umask. A symbolic
-    link stays, and its target is replaced. If a rename is impossible, as over a mount point, the old file is
-    overwritten. That is refused while this process has tensors of it.
+    The finished file replaces an old one, so tensors loaded from the old file keep their values. It takes
+    over the old file's mode, owner and extended attributes; without an old file, its mode follows the umask.
+    A symbolic link stays, and its target is replaced. If a rename is impossible, for example over a mount
+    point, the old file is overwritten, unless this process still has tensors of it: then an error is raised.
 
     Args:
         tensor_dict: As for `serialize`.
         filename: The file to write.
         metadata: As for `serialize`.
 
-    Raises:
+    SafetensorError: As for `serialize`; or the file cannot be written.
         SafetensorError: As `serialize`; or the file cannot be written.
 
     Examples:
@@ -150,7 +151,7 @@ def serialize_file(
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
-    # Late: reading needs nothing of upstream's.
+    # Imported late, because reading does not need upstream's code.
     if name == "__version__":
         return _upstream.version()
     if name in _MODULES:

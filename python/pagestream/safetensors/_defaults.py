@@ -21,17 +21,17 @@ installed: list[HasDefaults] = []
 
 
 def strictness(strict: bool | None) -> bool:  # noqa: FBT001
-    """Resolves ``strict``: the call's argument, else the last `install`'s, else True."""
+    """Resolves ``strict``: the call's argument, otherwise the last `install`'s, otherwise True."""
     if strict is None:
         return installed[-1].strict if installed else True
     return check_bool("strict", strict)
 
 
 def ahead_bytes(ahead: int | None) -> int | None:
-    """Resolves ``ahead``: the call's argument, else the last `install`'s, else ``PAGESTREAM_AHEAD``.
+    """Resolves ``ahead``: the call's argument, the last `install`'s, or ``PAGESTREAM_AHEAD``.
 
     Returns:
-        The longest read-ahead in bytes. None adapts it to the free memory.
+        The maximum read-ahead in bytes. None adapts it to the free memory.
     """
     if ahead is None and installed:
         ahead = installed[-1].ahead
@@ -39,10 +39,10 @@ def ahead_bytes(ahead: int | None) -> int | None:
 
 
 def copies(copy: bool | None, *, upstream_copies: bool = False) -> bool:  # noqa: FBT001
-    """Resolves ``copy``: the call's argument, else the last `install`'s, else ``PAGESTREAM_COPY``.
+    """Resolves ``copy``: the call's argument, otherwise the last `install`'s, otherwise ``PAGESTREAM_COPY``.
 
-    If none of them is set, tensors are views, with one exception: a call that copies in upstream
-    (`upstream_copies`) also copies after `install`, for programs that rely on it.
+    If none of them is set, tensors are views, with one exception: after `install`, a call that copies in
+    upstream (`upstream_copies`) also copies here, for programs that rely on it.
     """
     if copy is None and installed:
         copy = installed[-1].copy

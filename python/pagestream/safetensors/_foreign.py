@@ -1,4 +1,4 @@
-"""The functions of flax, tensorflow and mlx, whose tensors come and go as copies, by way of NumPy."""
+"""The functions for flax, tensorflow and mlx. Tensors are copied from and to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagestream.weights.dtypes import numpy_dtype
 
 
 class ForeignModule:
-    """What upstream's module of one framework has. The modules here bind these methods under its names.
+    """The functions of upstream's module for a framework. The modules here bind these methods to its names.
 
     Examples:
         >>> from pagestream.safetensors.flax import load_file
@@ -28,7 +28,7 @@ class ForeignModule:
         self._framework = framework
 
     def load(self, data: Any, *, strict: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
-        """Loads all tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …).
+        """Loads all tensors of a safetensors file in memory (bytes, bytearray, memoryview, …).
 
         Examples:
             >>> from pathlib import Path
@@ -47,7 +47,7 @@ class ForeignModule:
         strict: bool | None = None,
         ahead: int | None = None,
     ) -> dict[str, Any]:
-        """Loads all tensors of a file, in its order. The arguments are those of `safe_open`.
+        """Loads all tensors of a file, in its order. The arguments are the same as for `safe_open`.
 
         Examples:
             >>> from pagestream.safetensors.flax import load_file
@@ -58,7 +58,7 @@ class ForeignModule:
         return _load.load_file(self._framework, filename, **options)
 
     def save(self, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-        """Makes a safetensors file of these tensors, as bytes; see `numpy.save`.
+        """Returns these tensors as the bytes of a safetensors file; see `numpy.save`.
 
         Examples:
             >>> from pagestream.safetensors.flax import load, load_file, save
@@ -81,13 +81,13 @@ class ForeignModule:
         numpy.save_file(self._arrays(tensors), filename, metadata)
 
     def attribute(self, name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
-        """Returns what upstream's module has under another name; see `_upstream.attribute`."""
+        """Returns an attribute of upstream's module by its name; see `_upstream.attribute`."""
         return _upstream.attribute(self._framework, name)
 
     def _arrays(self, tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        """Returns tensors as arrays, without a copy where the framework can do so."""
+        """Returns tensors as arrays, without a copy if the framework allows it."""
         if self._framework == "tensorflow":
-            # A tensor of no dimensions comes as a scalar.
+            # A tensor without dimensions arrives as a scalar.
             return {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
         if self._framework == "mlx":
             bfloat16, uint16 = (getattr(import_module("mlx.core"), name) for name in ("bfloat16", "uint16"))

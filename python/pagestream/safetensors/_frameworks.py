@@ -1,4 +1,4 @@
-"""Tensors of the frameworks that upstream supports, made from the bytes of a file."""
+"""Creates tensors of the frameworks that upstream supports, from the bytes of a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pagestream.weights.arrays import Align
     from pagestream.weights.indexing import Index
 
-# Upstream's words. Not all of them are names of modules.
+# Upstream's words for frameworks. Some are not names of modules.
 _WORDS = {
     "pt": "torch",
     "torch": "torch",
@@ -40,7 +40,7 @@ def framework_named(word: str) -> str:
     """Returns the framework for one of upstream's words, for example "torch" for "pt".
 
     Raises:
-        SafetensorError: Upstream has no such word.
+        SafetensorError: Upstream does not know the word.
         TypeError: The word is not a string.
     """
     if not isinstance(word, str):
@@ -53,14 +53,13 @@ def framework_named(word: str) -> str:
 
 
 class IndependentArrays(NumpyArrays):
-    """NumPy's arrays of one handle, for programs that expect copies, as upstream's are.
+    """NumPy arrays of one handle, for programs that expect copies, as upstream returns them.
 
-    The first array of a tensor lies on copy-on-write pages, and may be written. A second request returns a
-    copy of the file's bytes. Overlapping parts of one tensor share memory, unless the whole tensor was
-    requested.
+    The first array of a tensor uses copy-on-write pages, and is writable. A second request returns a copy of
+    the file's bytes. Overlapping parts of one tensor share memory, unless the whole tensor was requested.
 
     Attributes:
-        given: The claims on those pages, by the tensor's name: False if only a part was given out.
+        given: The claims on those pages, by the tensor's name: False if only a part was handed out.
     """
 
     def __init__(self, align: Align = "copy", *, raw: bool = False) -> None:
@@ -70,26 +69,26 @@ class IndependentArrays(NumpyArrays):
         self.given: dict[str, object] = {}
 
     def claim(self, name: str) -> bool:
-        """Claims the pages of a tensor. Returns whether nothing of it was claimed before, by any thread."""
+        """Claims the pages of a tensor. Returns whether this is the first claim on it, from any thread."""
         first = object()
         return self.given.setdefault(name, first) is first
 
     def unclaim(self, name: str) -> None:
-        """Takes a claim back, of an array that was not made."""
+        """Withdraws the claim of an array that could not be created."""
         self.given.pop(name, None)
 
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
-        """Makes one tensor of a file."""
+        """Creates a tensor of a file."""
         if not self.claim(name):
             return self._copying.whole(file, name)
         try:
             return super().whole(file, name)
-        except ValueError:  # no such name, say
+        except ValueError:  # for example, an unknown name
             self.unclaim(name)
             raise
 
     def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
-        """Makes the part of a tensor that `index` selects."""
+        """Creates the part of a tensor that `index` selects."""
         if self.given.get(stored.name):
             return self._copying.part(stored, index)
         array = super().part(stored, index)
@@ -97,36 +96,36 @@ class IndependentArrays(NumpyArrays):
             return array
         claim = object() if array.nbytes == stored.nbytes else False
         before = self.given.setdefault(stored.name, claim)
-        # All of a tensor is given once, and then nothing else of it.
+        # A whole tensor is handed out once, and then no other part of it.
         return array if before is claim else self._copying.part(stored, index)
 
 
 class ByNumpy(NumpyArrays):
-    """Tensors of a framework that has NumPy's types at most, copied from an array."""
+    """Tensors of a framework that supports NumPy's types at most, copied from an array."""
 
     plain = None
 
     def __init__(self, framework: str, device: Any, align: Align = "copy", **options: bool) -> None:  # noqa: ANN401
-        """Finds the framework, on a device if it is paddle.
+        """Finds the framework, and for paddle the device.
 
         Raises:
-            SafetensorError: The device is not one of the framework.
+            SafetensorError: The framework has no such device.
             ModuleNotFoundError: The framework is not installed.
         """
         super().__init__(align, **options)
         self._convert = converter(framework, device)
 
     def build(self, dtype: str, *place: Any) -> Any:  # noqa: ANN401
-        """Makes a tensor."""
+        """Creates a tensor."""
         return self._convert(dtype, super().build(dtype, *place))
 
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
-        """Makes a tensor of an array's part."""
+        """Creates a tensor from a part of an array."""
         return self._convert(stored.dtype, super().sub_byte_part(stored, index))
 
 
 def check_cpu(framework: str, device: Any) -> None:  # noqa: ANN401 - a str, an int or a torch.device
-    """Refuses a device other than the CPU.
+    """Rejects any device other than the CPU.
 
     Raises:
         SafetensorError: The framework has no such device.
@@ -142,7 +141,7 @@ def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray
     The function takes the safetensors name of the element type, and the array.
 
     Raises:
-        SafetensorError: The device is not one of the framework; only paddle has devices here.
+        SafetensorError: The framework has no such device. Only paddle has devices here.
         ModuleNotFoundError: The framework is not installed.
     """
     if framework != "paddle":
@@ -158,7 +157,7 @@ def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray
     def convert(dtype: str, array: npt.NDArray[Any]) -> Any:  # noqa: ANN401
         try:
             return make(dtype, array)
-        # Each framework raises an error of its own for a type that it lacks.
+        # Each framework raises its own kind of error for a missing type.
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             message = f"{framework} cannot make a tensor of {dtype} elements and shape {array.shape}: {error}"
             raise SafetensorError(message) from error
@@ -173,7 +172,7 @@ def _by_function(module: str, name: str) -> Callable[[str, npt.NDArray[Any]], An
 
 def _jax() -> Callable[[str, npt.NDArray[Any]], Any]:
     jax, jnp = import_module("jax"), import_module("jax.numpy")
-    # jax copies in its own threads, also after `array` has returned, and the file may change meanwhile.
+    # jax copies in its own threads, even after `array` has returned, and the file may change meanwhile.
     return lambda _, values: jax.block_until_ready(jnp.array(values))
 
 
@@ -191,7 +190,7 @@ def _mlx() -> Callable[[str, npt.NDArray[Any]], Any]:
 def _paddle(device: Any) -> Callable[[str, npt.NDArray[Any]], Any]:  # noqa: ANN401
     paddle = import_module("paddle")
     place = _paddle_place(device)
-    # Types that paddle only takes as bytes.
+    # Types that paddle accepts only as bytes.
     detours = {"F8_E4M3": paddle.float8_e4m3fn, "F8_E5M2": paddle.float8_e5m2}
 
     def make(dtype: str, values: npt.NDArray[Any]) -> Any:  # noqa: ANN401
@@ -208,7 +207,7 @@ def _paddle(device: Any) -> Callable[[str, npt.NDArray[Any]], Any]:  # noqa: ANN
 
 
 def _paddle_place(device: Any) -> str:  # noqa: ANN401
-    """Returns a device in paddle's words; upstream's are torch's.
+    """Returns a device in paddle's words. Upstream uses torch's words.
 
     Raises:
         SafetensorError: Paddle has no such device.

@@ -1,8 +1,8 @@
-"""`install` and `uninstall`: ours under upstream's name, for code that imports ``safetensors``.
+"""`install` and `uninstall`: this package under upstream's name, for code that imports ``safetensors``.
 
-The modules themselves are replaced, and upstream's stay as they are: `install` must work where upstream is
-not installed, ``import safetensors`` must give the very module `pagestream.safetensors`, and a part that ours
-lacks must be missing instead of being upstream's.
+They replace the modules themselves, and leave upstream's unchanged. There are three reasons: `install` must
+work if upstream is not installed; ``import safetensors`` must return the very module
+`pagestream.safetensors`; and a function that this package lacks must be missing, and not come from upstream.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Installed", "install", "uninstall"]
 
 _OURS = "pagestream.safetensors"
-# Upstream's compiled module. Code that imports from it gets the names of the package.
+# Upstream's compiled module. Code that imports from it gets this package's names.
 _COMPILED = f"{NAME}._safetensors_rust"
 
-# Names that were bound in other modules, with their former values.
+# Names that were rebound in other modules, with their former values.
 _rebound: list[tuple[dict[str, Any], str, Any]] = []
 
 
@@ -62,7 +62,7 @@ class Installed:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Uninstalls what this call installed, also if another call came later."""
+        """Undoes this call's installation, even if another call came later."""
         _take_away(self)
 
 
@@ -70,29 +70,30 @@ class Installed:
 def install(*, strict: bool = True, ahead: int | None = None, copy: bool | None = None) -> Installed:
     """Puts `pagestream.safetensors` in place of ``safetensors`` for the whole process.
 
-    ``import safetensors`` and ``from safetensors.torch import load_file`` get ours from now on. Modules that
-    have bound upstream's functions or classes before (``from safetensors import safe_open``) get ours under
-    these names too. Other references, such as default arguments and closures, stay upstream's.
+    From now on, ``import safetensors`` and ``from safetensors.torch import load_file`` return this package's
+    names. Modules that have already bound upstream's functions or classes (``from safetensors import
+    safe_open``) get this package's under the same names. Other references, such as default arguments and
+    closures, stay upstream's.
 
     Calls nest: each needs its own `uninstall`.
 
     Args:
-        strict: Whether to refuse headers that upstream accepts though the format disallows them, where a
-            call has no argument ``strict``, as calls in other people's code. Of nested calls the last counts.
-        ahead: How much to read ahead of the tensors that are asked for, where a call has no argument
-            ``ahead``; see `safe_open`.
-        copy: Whether tensors get memory of their own, where a call has no argument ``copy``. Otherwise they
-            are views of the file, and a program that rewrites the file in place (``open(path, "wb")`` or
-            ``"r+b"``) changes them. None means ``PAGESTREAM_COPY``, or else what upstream promises:
-            ``safetensors.numpy.load_file`` copies, all others return views.
+        strict: Whether to reject headers that the format forbids but upstream accepts. It applies to calls
+            without an argument ``strict``, for example in third-party code. Of nested installs the last one
+            counts.
+        ahead: The maximum read-ahead, for calls without an argument ``ahead``; see `safe_open`.
+        copy: Whether tensors own their memory, for calls without an argument ``copy``. Otherwise they are
+            views of the file, and a program that rewrites the file in place (``open(path, "wb")`` or
+            ``"r+b"``) changes them. None means ``PAGESTREAM_COPY``, or otherwise upstream's behaviour:
+            ``safetensors.numpy.load_file`` copies, and all other calls return views.
 
     Returns:
         A context manager that uninstalls.
 
     Raises:
-        TypeError: `strict` is neither True nor False, `ahead` neither False nor a number, or `copy`
-            neither True, False nor None.
-        ValueError: `ahead` is a number below 1; or ``PAGESTREAM_AHEAD`` or ``PAGESTREAM_COPY`` is wrong.
+        TypeError: `strict` is neither True nor False, `ahead` neither False nor a number, or `copy` neither
+            True, False nor None.
+        ValueError: `ahead` is a number below 1; or ``PAGESTREAM_AHEAD`` or ``PAGESTREAM_COPY`` is invalid.
 
     Examples:
         >>> import pagestream.safetensors
@@ -102,7 +103,7 @@ def install(*, strict: bool = True, ahead: int | None = None, copy: bool | None 
         'pagestream.safetensors.numpy'
         >>> pagestream.safetensors.uninstall()
 
-        A program that rewrites the files that it has loaded needs copies:
+        A program that rewrites files that it has loaded needs copies:
 
         >>> with pagestream.safetensors.install(copy=True):
         ...     from safetensors import safe_open
@@ -125,7 +126,7 @@ def install(*, strict: bool = True, ahead: int | None = None, copy: bool | None 
 def uninstall() -> None:
     """Undoes the last `install` that is in effect.
 
-    Modules that were imported meanwhile keep what they imported, which goes on working.
+    Modules that were imported meanwhile keep the names that they imported, which continue to work.
 
     Raises:
         RuntimeError: Nothing is installed.
@@ -142,7 +143,7 @@ def uninstall() -> None:
 
 
 def _take_away(installed: Installed | None) -> None:
-    """Undoes one `install`; the last one if `uninstall` has undone that."""
+    """Undoes an `install`, or the last one if `uninstall` has already undone it."""
     with _upstream.lock.lock:
         in_effect = _defaults.installed
         if not in_effect:
@@ -154,7 +155,7 @@ def _take_away(installed: Installed | None) -> None:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds our modules under upstream's names."""
+    """Finds this package's modules under upstream's names."""
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
@@ -173,7 +174,8 @@ class _Finder(MetaPathFinder, Loader):
                 f"No module named {spec.name!r} (pagestream.safetensors is installed in place of {NAME})"
             )
             raise ModuleNotFoundError(message, name=spec.name) from None
-        # The import system sets this to the spec of the other name. Ours must stay: reload and pickle use it.
+        # The import system sets this to the other name's spec. Keep this one, because reload and pickle use
+        # it.
         spec.loader_state = found.__spec__
         return found
 
@@ -195,16 +197,16 @@ def _counterpart(name: str) -> ModuleType:
 
 
 def _put_in_place() -> None:
-    with suppress(ImportError):  # Reading needs nothing of upstream's.
+    with suppress(ImportError):  # Reading does not need upstream's code.
         _upstream.module()
     found = {name: module for name, module in sys.modules.items() if _is_upstreams(name)}
-    # Before upstream's names lead to ours: our modules import upstream's.
+    # Do this before upstream's names lead to this package, because its modules import upstream's.
     ours = {name: _counterpart(name) for name in found if find_spec(_our_name(name)) is not None}
     replacements = _replacements(found, ours)
     _upstream.taken.update(found)
     _upstream.replaced = True
     sys.meta_path.insert(0, _finder)
-    # In this order, because other threads import meanwhile: one of the two is always there.
+    # In this order, because other threads import meanwhile: one of the two must always be available.
     sys.modules.update(ours)
     for name in found.keys() - ours.keys():
         del sys.modules[name]
@@ -228,10 +230,10 @@ def _is_upstreams(name: str) -> bool:
 
 
 def _replacements(found: dict[str, ModuleType], ours: dict[str, ModuleType]) -> dict[int, tuple[Any, Any]]:
-    """Returns, by identity, each of upstream's modules, functions and classes, and ours for it.
+    """Returns upstream's modules, functions and classes by identity, each with its replacement.
 
-    Not the error class: ours is derived from upstream's, so a handler of upstream's catches both, and one of
-    ours would miss what upstream's own code raises.
+    The error class stays: ours is derived from upstream's, so a handler of upstream's catches both. A handler
+    of ours would miss errors from upstream's own code.
     """
     replacements: dict[int, tuple[Any, Any]] = {}
     for name, module in ours.items():

@@ -1,4 +1,4 @@
-"""Loading all tensors at once, from a file or from memory, for every framework."""
+"""Loads all tensors at once, from a file or from memory, for every framework."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from pagestream.safetensors._open import framework_on, safe_open
 
 
 def load_file(framework: str, filename: StrPath, device: Any = "cpu", **options: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Loads all tensors of a file, in its order. The options are those of `safe_open`."""
+    """Loads all tensors of a file, in its order. The options are the same as for `safe_open`."""
     with safe_open(filename, framework, device, **options) as file:
         return file.get_tensors()
 
 
 def load(framework: str, data: Any, strict: bool | None, device: Any = "cpu") -> dict[str, Any]:  # noqa: ANN401, FBT001
-    """Loads all tensors of a file that is in memory, as tensors of their own memory.
+    """Loads all tensors of a file in memory, as tensors with their own memory.
 
     Args:
-        framework: One of `framework_named`'s results.
+        framework: A result of `framework_named`.
         data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
         strict: See `safe_open`.
         device: See `safe_open`.
 
     Raises:
-        SafetensorError: Not a valid safetensors file, or a type or shape that the framework does not have.
+        SafetensorError: Not a valid safetensors file, or a type or shape that the framework lacks.
     """
     make = framework_on(framework, device).make
     tensors = {}
@@ -57,7 +57,7 @@ def deserialize(
     *,
     strict: bool | None = None,
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns the tensors of a safetensors file that is in memory, each with a copy of its bytes.
+    """Returns the tensors of a safetensors file in memory, each with a copy of its bytes.
 
     Args:
         bytes: The file, as anything with the buffer protocol: bytes, bytearray, memoryview, an array.
@@ -68,7 +68,7 @@ def deserialize(
 
     Raises:
         SafetensorError: Not a valid safetensors file.
-        TypeError: `bytes` has no buffer, or not a contiguous one.
+        TypeError: `bytes` has no buffer, or its buffer is not contiguous.
 
     Examples:
         >>> from pathlib import Path
@@ -89,5 +89,5 @@ def deserialize(
     return [(name, described(facts)) for name, facts in tensors]
 
 
-# The header's length stands in the first bytes.
+# The first bytes contain the header's length.
 _LENGTH_BYTES = 8

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
     from typing import TypeVar
 
-    # Python has defaults of type variables from 3.13 on; only type checkers need them.
+    # Python supports defaults of type variables from 3.13 on. Only type checkers need them.
     TensorT_co = TypeVar("TensorT_co", covariant=True)
 
 __all__ = ["Backend", "TensorMeta", "safe_open"]
@@ -56,12 +56,12 @@ _COPY_ON_WRITE = "arrays and tensors can be written: they lie on copy-on-write p
 @set_module("pagestream.safetensors")
 @dataclass(frozen=True)
 class TensorMeta:
-    """The entry of one tensor in a header, as in safetensors 0.9.
+    """The entry of a tensor in a header, as in safetensors 0.9.
 
     Attributes:
-        dtype: The element type by its safetensors name, such as ``"BF16"``.
+        dtype: The element type by its safetensors name, for example ``"BF16"``.
         shape: Its dimensions, in elements.
-        data_offsets: Where its bytes begin and end, counted from the end of the header.
+        data_offsets: The first byte and the end of its data, counted from the end of the header.
 
     Examples:
         >>> from pagestream.safetensors import safe_open
@@ -80,66 +80,67 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
 
     Upstream: https://huggingface.co/docs/safetensors/api/torch#safetensors.safe_open
 
-    Opening a file again, as for each tensor, costs no second reading of its header: a process keeps 64 MiB of
-    headers, of files whose size and times have not changed since. If another program writes to a file
+    Opening a file again, for example for each tensor, does not read its header again. A process keeps 64 MiB
+    of headers, of files whose size and times have not changed since. If another program writes to a file
     through a shared mapping, the times change only when the kernel writes the pages back. On a file system
-    that cannot tell changes, for example one with times in whole seconds, headers are read each time.
+    that cannot show changes, for example one with times in whole seconds, headers are read each time.
 
-    Tensors are not copied. They can be written: a page is copied when it is first written, so that
-    neither the file nor another `safe_open` of it changes. With torch two tensors of one name from one
-    handle share their memory, as they do upstream, unless they were read ahead into memory of their own (see
-    `ahead`). With NumPy upstream's arrays are copies: a second request for a tensor returns a copy of the
-    file's bytes, and only parts of a slice share memory, where they overlap.
+    Tensors are not copied. They are writable: the first write to a page copies it, so neither the file nor
+    another `safe_open` of it changes. With torch, two tensors of the same name from one handle share their
+    memory, as they do upstream, unless they were read ahead into memory of their own (see `ahead`). With
+    NumPy, upstream's arrays are copies: a second request for a tensor returns a copy of the file's bytes, and
+    only overlapping parts of a slice share memory.
 
-    Once a tensor of 8 MiB or more and all its views are gone, the memory of its written pages is freed, and
-    a later request returns the file's bytes. A program that converts a file tensor by tensor therefore needs
+    Once a tensor of 8 MiB or more and all its views are gone, the memory of its written pages is freed, and a
+    later request returns the file's bytes. A program that converts a file tensor by tensor therefore needs
     the memory of one tensor, for example if it pops tensors off the result of `load_file`. Written pages of
-    smaller tensors are freed with the last tensor of the file. The same holds for a few written rows of a
-    large tensor, and for parts of a slice with less than 2 MiB.
+    smaller tensors are freed with the last tensor of the file. So are a few written rows of a large tensor,
+    and parts of a slice with less than 2 MiB.
 
-    A page that was not written shows the present content of the file, as upstream's tensors do for torch. If
-    the file is overwritten in place, it may show the new bytes; `check` notices that. If the file is cut,
-    touching the tensor gives zeros, and soon a `MappedReadError` is raised in the main thread (as Ctrl-C is)
-    and at each later use of the file. Replacing the file, by renaming a new one over it, does neither.
-    ``copy=True`` and ``mmap_mode="read"`` give copies, and raise if the file was cut or rewritten.
+    An unwritten page shows the present content of the file, as upstream's tensors do for torch. If the file
+    is overwritten in place, the page may show the new bytes; `check` detects that. If the file is truncated,
+    touching the tensor gives zeros. Soon a `MappedReadError` is raised in the main thread (as Ctrl-C is) and
+    at each later use of the file. Replacing the file, by renaming a new one over it, has neither effect.
+    ``copy=True`` and ``mmap_mode="read"`` return copies, and raise if the file was truncated or rewritten.
 
     Args:
         filename: The file. A leading ``~`` is the home directory.
-        framework: ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"np"`` or ``"numpy"``; and, by way of NumPy and a
+        framework: ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"np"`` or ``"numpy"``; and, through NumPy and a
             copy, ``"flax"`` or ``"jax"``, ``"tf"`` or ``"tensorflow"``, ``"mlx"``, ``"paddle"``.
-        device: Where torch tensors go. Those for a device are copied from memory that no file is mapped to,
-            so that its driver never waits for storage; `mode` is ``"read"`` then. Other frameworks take only
-            ``"cpu"``, and paddle its own devices.
-        backend: Upstream's word for how to read: ``"mmap"`` is ``mmap_mode="auto"``, ``"pread"`` is
+        device: The device for torch tensors. Tensors for a device other than the CPU are copied from memory
+            without a file mapping, so that its driver never waits for storage; `mode` is then ``"read"``.
+            Other frameworks accept only ``"cpu"``, and paddle its own devices.
+        backend: Upstream's word for the way to read: ``"mmap"`` is ``mmap_mode="auto"``, and ``"pread"`` is
             ``mmap_mode="read"``.
-        mmap_mode: How to open; see `MappedFile`. With ``"shared"``, NumPy arrays are read-only views of
-            the page cache; torch tensors, which have no read-only flag, still get pages of their own.
-        strict: Whether to refuse headers that the format disallows though upstream accepts them. None means
-            the argument of the last `install`, or True.
-        copy: Whether to copy tensors into memory of their own, which no later fault of the file can reach.
+        mmap_mode: How to open the file; see `MappedFile`. With ``"shared"``, NumPy arrays are read-only views
+            of the page cache. torch tensors, which have no read-only flag, still get their own pages.
+        strict: Whether to reject headers that the format forbids but upstream accepts. None means the
+            argument of the last `install`, or True.
+        copy: Whether to copy tensors into memory of their own, which later faults of the file cannot reach.
             None means the argument of the last `install`, or ``PAGESTREAM_COPY``, or False.
-        raw: Whether to return each tensor as its bytes: type uint8, the last dimension counting bytes. For
-            element types that a framework does not have.
+        raw: Whether to return each tensor as its bytes: the type is uint8, and the last dimension counts
+            bytes. Use it for element types that a framework lacks.
         align: What to do with a tensor that is misaligned in the file (writers need not align tensors):
-            ``"copy"`` it; return an unaligned ``"view"``, for NumPy alone; raise an ``"error"``. Tensors that
-            are copied anyway, in ``"read"`` mode or with ``copy=True``, are aligned.
-        ahead: Bytes at most that are read ahead of the tensors that are asked for, in a file of at least
-            1 MiB that is not in memory; False for none. None means the argument of the last `install`, or
+            ``"copy"`` it; return an unaligned ``"view"``, for NumPy only; or raise an ``"error"``. Tensors
+            that are copied anyway, in ``"read"`` mode or with ``copy=True``, are aligned.
+        ahead: Limit on the bytes that are read ahead of requested tensors, in a file of at least 1 MiB that
+            is not in memory. False disables read-ahead. None means the argument of the last `install`, or
             ``PAGESTREAM_AHEAD``, or a quarter of the available memory and at most 1 GiB. Bytes go to the page
-            cache; where reads bypass it (FUSE with ``direct_io``, ``"read"`` mode), tensors get memory of
-            their own instead, each time that they are asked for. So do parts of tensors: the part is
-            expected that was taken of the last tensor whose name differs in its numbers alone. At the end
-            of ``model-00001-of-00004.safetensors`` the lead goes on to the next file. It stops half a second
-            after the file was closed, and lets go of the file two seconds later; until then a program that
-            opens the file for each tensor goes on with it. Eight files of a process are read ahead at a time.
-            Whole tensors are left to the kernel where its own read-ahead brings 4 GiB a second, as a local
-            disk's may, and memory is not short.
+            cache. If reads bypass it (FUSE with ``direct_io``, ``"read"`` mode), tensors get memory of their
+            own instead, each time they are requested. The same holds for parts of tensors: the predicted part
+            is the part last taken of a tensor whose name differs only in its numbers. At the end of
+            ``model-00001-of-00004.safetensors``, read-ahead continues with the next file. It stops half a
+            second after the file was closed, and releases the file two seconds later. Until then, a program
+            that opens the file for each tensor continues with it. A process reads ahead in at most eight
+            files at a time. Whole tensors are left to the kernel if its own read-ahead delivers 4 GiB a
+            second, as a local disk's may, and memory is not short.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file, or an unknown framework.
-        ValueError: `backend` and `mmap_mode` are at odds (a `SafetensorError` too), or an unknown word.
-        TypeError: An argument of another type.
+        ValueError: `backend` and `mmap_mode` contradict each other (also a `SafetensorError`), or a word is
+            unknown.
+        TypeError: An argument has the wrong type.
 
     Examples:
         >>> from pagestream.safetensors import safe_open
@@ -212,7 +213,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         self._make: Callable[..., Any] | None
         self._make, self._types = plain or (None, {})
         self._writable = not self._framework.read_only
-        # NumPy has no fake arrays, and the question takes a twentieth of the time of a small array.
+        # NumPy has no fake arrays, and the check takes a twentieth of the time for a small array.
         self._reads_nothing = self._framework.reads_nothing if name == "torch" else None
         self._independent = self._framework if isinstance(self._framework, IndependentArrays) else None
 
@@ -221,7 +222,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
 
     @property
     def mode(self) -> str:
-        """The memory under the tensors.
+        """The kind of memory of the tensors.
 
         ``"shared"`` (read-only views), ``"private"`` (copy-on-write pages) or ``"read"`` (copies).
         """
@@ -231,7 +232,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
 
     @property
     def reason(self) -> str | None:
-        """Why the tensors are not over the shared mapping; None if they are."""
+        """Why the tensors do not use the shared mapping, or None if they do."""
         if self._framework.copies:
             return self._why_copied
         if self._refusal is not None:
@@ -249,7 +250,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         return self._open().keys()
 
     def offset_keys(self) -> list[str]:
-        """Returns the names in the order of the data; empty tensors at the same place in the order of names.
+        """Returns the names in the order of the data, and empty tensors at one place in the order of names.
 
         Examples:
             >>> from pagestream.safetensors import safe_open
@@ -269,14 +270,14 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         return self._open().metadata()
 
     def get_tensor(self, name: str) -> TensorT_co:
-        """Returns one tensor, as the framework's type.
+        """Returns a tensor, as the framework's type.
 
         Raises:
             SafetensorError: There is no tensor of that name, the file is closed, the framework lacks the
                 element type, or the tensor is misaligned and ``align="error"``.
-            MappedReadError: In ``"read"`` mode or with ``copy=True``: the file was cut or its storage
+            MappedReadError: In ``"read"`` mode or with ``copy=True``: the file was truncated, or its storage
                 failed.
-            FileChangedError: The file was rewritten while it was read ahead, or copied.
+            FileChangedError: The file was rewritten while it was read ahead or copied.
 
         Examples:
             >>> from pagestream.safetensors import safe_open
@@ -294,23 +295,23 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
                     return tensor
             except (RuntimeError, ValueError):
                 # There is no such name, the file is closed, NumPy lacks the shape, or a mode changes tensors.
-                # The general way below raises the error for it.
+                # The general code below raises the error.
                 pass
             if independent is not None and not is_copy:
                 independent.unclaim(name)
         try:
             return self._framework.whole(self._files, name)  # type: ignore[no-any-return]
         except ValueError:
-            self._open()  # a closed file says so
+            self._open()  # raises if the file is closed
             raise
 
     def get_tensors(self) -> dict[str, TensorT_co]:
         """Returns all tensors, in the order of the data.
 
         Raises:
-            SafetensorError: As `get_tensor`.
-            MappedReadError: As `get_tensor`.
-            FileChangedError: The file was rewritten while it was read ahead, or copied.
+            SafetensorError: See `get_tensor`.
+            MappedReadError: See `get_tensor`.
+            FileChangedError: The file was rewritten while it was read ahead or copied.
 
         Examples:
             >>> from pagestream.safetensors import safe_open
@@ -322,10 +323,10 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         return tensors
 
     def get_slice(self, name: str) -> PySafeSlice:
-        """Returns one tensor for reading in part: brackets read the part that they select.
+        """Returns a tensor for partial reads: indexing it reads the selected part.
 
         Raises:
-            SafetensorError: No tensor of that name, or the file is closed.
+            SafetensorError: There is no tensor of that name, or the file is closed.
 
         Examples:
             >>> from pagestream.safetensors import safe_open
@@ -338,7 +339,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         """Returns the entry of a tensor in the header.
 
         Raises:
-            SafetensorError: No tensor of that name, or the file is closed.
+            SafetensorError: There is no tensor of that name, or the file is closed.
 
         Examples:
             >>> from pagestream.safetensors import safe_open
@@ -369,22 +370,22 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         return self._files
 
     def __repr__(self) -> str:
-        """Returns path and number of tensors."""
+        """Shows the path and the number of tensors."""
         return f"<{type(self).__name__} {self._files.path!r} {len(self._files)} tensors>"
 
 
 class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
-    """`safe_open` of a file that is already open. Its descriptor decides which file that is, not its name.
+    """`safe_open` for a file that is already open. Its descriptor determines the file, and its name does not.
 
     The descriptor is copied: its position does not matter, and the caller may close it.
 
     Args:
-        f: Something with ``fileno()``, open for reading.
-        framework: As for `safe_open`, like all that follows.
+        f: An object with ``fileno()``, open for reading.
+        framework: As for `safe_open`, like all following arguments.
 
     Raises:
-        OSError: As `safe_open`; or `f` has no descriptor.
-        SafetensorError: As `safe_open`.
+        OSError: As for `safe_open`; or `f` has no descriptor.
+        SafetensorError: As for `safe_open`.
 
     Examples:
         >>> from pagestream.safetensors import _safe_open_handle
@@ -408,7 +409,7 @@ def framework_on(
     align: Align = "copy",
     **options: bool,
 ) -> Framework:
-    """Returns the object that makes tensors of a framework on a device.
+    """Returns the object that creates tensors of a framework on a device.
 
     Raises:
         SafetensorError: The framework has no such device.
@@ -427,7 +428,7 @@ def framework_on(
 
 
 def mode_of(backend: Backend | None, mmap_mode: Mode | None) -> Mode:
-    """Returns one word for upstream's argument and ours."""
+    """Combines upstream's argument and ours into a mode."""
     if backend is None:
         return environment.mmap_mode(mmap_mode)
     if backend not in ("mmap", "pread"):

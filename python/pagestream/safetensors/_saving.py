@@ -8,8 +8,8 @@ temporary file beside the target ── writer ── owner, attributes, mode �
                                                       refused while this process maps the target
 ```
 
-Loaded tensors are views of their file. A writer that rewrites the file in place, as safetensors before 0.8
-does, would change these tensors, and would then save the changed ones.
+Loaded tensors are views of their file. If a writer rewrote the file in place, as safetensors before 0.8 does,
+it would change these tensors, and would then save the changed values.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ if TYPE_CHECKING:
 
     from pagestream._common.types import StrPath
 
-# A file cannot be created or renamed in the folder, but the old file may still be writable.
+# A file cannot be created in the folder or renamed, but the old file may still be writable.
 _NO_RENAME = {errno.EACCES, errno.EBUSY, errno.EPERM, errno.EROFS, errno.EXDEV}
 _ACCESS_LIST = "system.posix_acl_access"
-# Hashes of the content. The kernel computes them for the new content.
+# Checksums of the content. The kernel computes them for the new content.
 _HASHES = {"security.evm", "security.ima"}
-# The mode of a file until it has the old one's.
+# The mode of a file until it gets the old file's mode.
 _OWNERS_ALONE = 0o600
 _COPY_BYTES = 1 << 20
-# Another thread unmaps large tensors a moment after the program has dropped them.
+# Another thread unmaps large tensors shortly after the program has dropped them.
 _UNMAP_SECONDS = 2.0
 
 
 def save(writer: Callable[[str], object], filename: StrPath) -> None:
-    """Saves a file by a writer that may work in place.
+    """Saves a file with a writer that may work in place.
 
     A symbolic link stays, and its target is replaced. An old file keeps its mode, its extended attributes,
-    and its owner where the process may set it. A new file gets the mode that `open` would give it.
+    and its owner if the process may set it. A new file gets the mode that `open` would give it.
 
     Args:
-        writer: Writes to the path that it gets.
+        writer: Writes to a given path.
         filename: The file to save.
 
     Raises:
         SafetensorError: `filename` is a device, a FIFO or a folder; or the file cannot be written.
-        OSError: `filename` cannot be looked up: a link leads to itself, or a folder may not be searched.
+        OSError: `filename` cannot be resolved: a link leads to itself, or a folder may not be searched.
     """
     path = os.fsdecode(os.path.realpath(expanded(filename)))
     old = _old_file(path)
-    # Names come before their files, so that an interruption in between leaves no file.
+    # Record names before creating their files, so that an interruption in between leaves no file behind.
     names = [_temporary_name(os.path.dirname(path), path)]
     try:
         try:
@@ -94,12 +94,12 @@ def save(writer: Callable[[str], object], filename: StrPath) -> None:
 
 
 def _old_file(path: str) -> os.stat_result | None:
-    """Returns the facts of the file to replace; None if there is none."""
+    """Returns the facts of the file to replace, or None if there is none."""
     try:
         old = os.stat(path)
     except FileNotFoundError:
         return None
-    # A rename would replace a device or a FIFO by a file.
+    # A rename would replace a device or a FIFO with a file.
     if not stat.S_ISREG(old.st_mode):
         message = f"{path}: it is no regular file, and would be replaced by one; name another"
         raise SafetensorError(message)
@@ -107,12 +107,12 @@ def _old_file(path: str) -> os.stat_result | None:
 
 
 def _temporary_name(folder: str, path: str) -> str:
-    # A name of any length may become too long; its beginning says enough.
+    # A very long name could become too long, so use only its beginning.
     return os.path.join(folder, f".{os.path.basename(path)[:40]}.{secrets.token_hex(8)}.tmp")
 
 
 def _create(name: str, mode: int) -> int:
-    """Creates an empty file. Returns its mode, with respect to the umask and the folder's access list."""
+    """Creates an empty file. Returns its mode, which depends on the umask and the folder's access list."""
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         return stat.S_IMODE(os.fstat(descriptor).st_mode)
@@ -134,13 +134,13 @@ def _write_elsewhere(writer: Callable[[str], object], name: str, path: str, reas
 
 
 def _copy_attributes(path: str, name: str, old: os.stat_result) -> None:
-    """Gives a file the owner, the access list and the other extended attributes of an old one."""
+    """Gives a file the old file's owner, access list and other extended attributes."""
     found = os.stat(name)
     if (found.st_uid, found.st_gid) != (old.st_uid, old.st_gid):
         try:
             os.chown(name, old.st_uid, old.st_gid)
         except OSError:
-            with suppress(OSError):  # only root may give a file away
+            with suppress(OSError):  # only root may change the owner
                 os.chown(name, -1, old.st_gid)
     attributes: list[str] = []
     with suppress(OSError):  # the file system has none
@@ -154,13 +154,13 @@ def _copy_attributes(path: str, name: str, old: os.stat_result) -> None:
         try:
             os.setxattr(name, attribute, os.getxattr(path, attribute))
         except OSError:
-            # Without the list, the old mode would give the group more rights than it had.
+            # Without the list, the old mode would give the group more rights than before.
             if attribute == _ACCESS_LIST:
                 raise
 
 
 def _overwrite(path: str, name: str, reason: OSError) -> None:
-    """Copies a finished file over the old one where a rename is impossible.
+    """Copies a finished file over the old one, if a rename is impossible.
 
     Raises:
         SafetensorError: This process maps the old file.
@@ -189,12 +189,12 @@ def _overwrite(path: str, name: str, reason: OSError) -> None:
 
 
 def _reserve(descriptor: int, old_size: int, size: int) -> None:
-    """Makes room for a longer content, so that a full disk leaves the old one whole."""
+    """Reserves space for longer content, so that a full disk leaves the old content intact."""
     try:
         os.posix_fallocate(descriptor, old_size, size - old_size)
     except OSError as error:
         os.ftruncate(descriptor, old_size)
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot tell
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot reserve space
             raise
 
 
@@ -209,8 +209,8 @@ def _is_mapped(path: str) -> bool:
 
 
 def _is_other(name: bytes, facts: os.stat_result) -> bool:
-    """Returns whether a path leads to another file than the one with these facts."""
+    """Returns whether a path leads to a file other than the one with these facts."""
     try:
         return not os.path.samestat(os.stat(name), facts)
-    except OSError:  # the mapped file was deleted: it may be this one, by another name
+    except OSError:  # the mapped file was deleted, but it may be this file under another name
         return False

@@ -1,4 +1,4 @@
-"""`PySafeSlice`: a tensor of which a part is read."""
+"""`PySafeSlice`: a tensor that is read in parts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["PySafeSlice"]
 
 @set_module("pagestream.safetensors")
 class PySafeSlice:
-    """A tensor that is read by parts. Upstream's class of that name; ``safe_open.get_slice`` makes it.
+    """A tensor that is read in parts, from ``safe_open.get_slice``. Upstream has a class of the same name.
 
-    Its brackets take what NumPy's basic indexing takes, in NumPy's meaning, whatever the framework: ints,
-    slices with any step (negative ones give a reversed copy in torch as well), ``...`` and None. A slice
-    that reaches beyond the end is clipped (upstream refuses ``[:20]`` of ten rows; NumPy and torch do not).
+    Its brackets accept NumPy's basic indexing, with NumPy's meaning for every framework: ints, slices with
+    any step (negative steps give a reversed copy, even in torch), ``...`` and None. A slice that reaches
+    beyond the end is clipped (upstream rejects ``[:20]`` of ten rows; NumPy and torch do not).
 
-    Only the bytes that are needed are read. A part that is one run of bytes in the file is not copied where
-    the file is mapped, as with ``get_tensor``; any other part gets memory of its own, which can be written.
-    A slice keeps the file open, also when the `safe_open` is closed.
+    Only the necessary bytes are read. A part that is contiguous in the file is not copied if the file is
+    mapped, as with ``get_tensor``. Any other part gets its own, writable memory. A slice keeps the file open,
+    even after the `safe_open` is closed.
 
     Examples:
         >>> from pagestream.safetensors import safe_open
@@ -34,7 +34,7 @@ class PySafeSlice:
     """
 
     def __init__(self, stored: _native.StoredTensor, framework: Framework) -> None:
-        """Keeps the tensor, and what makes its parts."""
+        """Keeps the tensor and its framework."""
         self._stored = stored
         self._framework = framework
 
@@ -43,7 +43,7 @@ class PySafeSlice:
         return self._framework.described(stored.dtype, stored.shape, stored.nbytes)
 
     def get_shape(self) -> list[int]:
-        """Returns the whole tensor's dimensions, in elements; with ``raw=True`` in bytes.
+        """Returns the dimensions of the whole tensor, in elements; with ``raw=True`` in bytes.
 
         Examples:
             >>> from pagestream.safetensors import safe_open
@@ -65,19 +65,19 @@ class PySafeSlice:
     def __getitem__(self, index: Index) -> Any:  # noqa: ANN401 - an array or a tensor
         """Returns the part that `index` selects.
 
-        torch also takes lists and tensors of ints and masks, in torch's meaning, as upstream does: for one
-        list among slices it reads the span from the smallest to the largest index, otherwise the whole
-        tensor.
+        torch also accepts lists and tensors of ints and masks, with torch's meaning, as upstream does. For a
+        single list among slices it reads the span from the smallest to the largest index, and otherwise the
+        whole tensor.
 
         Two F4 elements share a byte: torch counts the pairs, and so does an index along the last dimension.
-        For other frameworks whole rows of such elements are read.
+        For other frameworks, whole rows of such elements are read.
 
         Raises:
-            SliceError: The index is out of range or not basic indexing; a `SafetensorError` and an
-                ``IndexError``. Its text is upstream's where upstream refuses the index too; a note names the
+            SliceError: The index is out of range or not basic indexing; it is a `SafetensorError` and an
+                ``IndexError``. If upstream also rejects the index, the text is upstream's; a note names the
                 file and the tensor.
             SafetensorError: The framework has no type for the elements.
-            MappedReadError: The file was cut or its storage failed.
+            MappedReadError: The file was truncated, or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
         """
         try:
@@ -89,5 +89,5 @@ class PySafeSlice:
             raise of_tensor(error, self._stored.path, self._stored.name) from error
 
     def __repr__(self) -> str:
-        """Returns type, shape and path."""
+        """Shows the type, the shape and the path."""
         return f"<{type(self).__name__} {self.get_dtype()} {self.get_shape()} of {self._stored.path!r}>"

@@ -1,7 +1,7 @@
-"""Upstream's own package, even while its name leads to ours: its code writes files.
+"""Access to upstream's own package, whose code writes files, even while its name leads to ours.
 
-`install` (see `_install`) puts ours under upstream's name. Only this module knows where upstream's code is
-then. Functions here guard against open defects of that code.
+`install` (see `_install`) puts this package under upstream's name. Only this module then knows where
+upstream's code is. Its functions guard against known defects of that code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def module(part: str | None = None) -> ModuleType:
     """Returns upstream's ``safetensors``, or ``safetensors.<part>``.
 
     Raises:
-        ImportError: It, or a package that it needs, is not installed.
+        ImportError: The module, or a package that it needs, is not installed.
     """
     name = f"{NAME}.{part}" if part else NAME
     with lock.lock:
@@ -58,12 +58,12 @@ def _imported(name: str) -> ModuleType:
 
 
 def _is_ours(module: ModuleType | None) -> bool:
-    """Returns whether a program has put ours under upstream's name itself, in ``sys.modules``."""
+    """Returns whether a program itself has put this package under upstream's name, in ``sys.modules``."""
     return module is not None and module.__name__ == __package__
 
 
 def _load_behind_ours() -> ModuleType:
-    """Imports upstream's package, in whose place a program has put ours."""
+    """Imports upstream's package, even though a program has put ours in its place."""
     names = [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]
     ours = {name: sys.modules.pop(name) for name in names}
     try:
@@ -75,10 +75,10 @@ def _load_behind_ours() -> ModuleType:
 
 
 def attribute(part: str, name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
-    """Returns what upstream's part has under a name that ours lacks: helpers that others import from there.
+    """Returns an attribute of an upstream module that ours lacks, for example a helper that programs import.
 
     Raises:
-        AttributeError: Upstream's part has no such name; or upstream is not installed.
+        AttributeError: Upstream's module has no such name; or upstream is not installed.
     """
     try:
         if not name.startswith("__"):
@@ -99,7 +99,7 @@ def _missing(name: str) -> ModuleNotFoundError:
 
 
 def _load(name: str) -> ModuleType:
-    """Loads an upstream module from its file. Its imports of upstream's name meanwhile get ours."""
+    """Loads an upstream module from its file. Its imports of upstream's name get ours meanwhile."""
     package = taken.get(NAME) or (None if replaced else module())
     finder = importlib.machinery.PathFinder
     spec = None if package is None else finder.find_spec(name, package.__path__)
@@ -112,7 +112,7 @@ def _load(name: str) -> ModuleType:
 
 @contextmanager
 def errors_as_ours() -> Iterator[None]:
-    """Turns errors of upstream's class into ours, which is derived from it."""
+    """Turns errors of upstream's class into errors of ours, which is derived from it."""
     try:
         yield
     except SafetensorError:
@@ -122,12 +122,12 @@ def errors_as_ours() -> Iterator[None]:
 
 
 def check_names(names: Iterable[Any]) -> None:
-    """Refuses the one name with which upstream writes a file that no reader accepts.
+    """Rejects the one name with which upstream writes a file that no reader accepts.
 
     https://github.com/huggingface/safetensors/issues/849
 
     Raises:
-        SafetensorError: A tensor is called ``__metadata__``.
+        SafetensorError: A tensor is named ``__metadata__``.
     """
     if "__metadata__" in names:
         message = "a tensor cannot be called '__metadata__': the format keeps that name for itself; rename it"
@@ -135,7 +135,7 @@ def check_names(names: Iterable[Any]) -> None:
 
 
 def save(part: str, tensors: Mapping[str, Any], metadata: dict[str, str] | None) -> bytes:
-    """Calls ``save`` of upstream's part."""
+    """Calls ``save`` of an upstream module."""
     check_names(tensors)
     with errors_as_ours():
         return bytes(module(part).save(tensors, metadata))
@@ -144,32 +144,32 @@ def save(part: str, tensors: Mapping[str, Any], metadata: dict[str, str] | None)
 def save_file(
     part: str, tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None
 ) -> None:
-    """Calls ``save_file`` of upstream's part; see `write`."""
+    """Calls ``save_file`` of an upstream module; see `write`."""
     check_names(tensors)
     write(lambda path: module(part).save_file(tensors, path, metadata), filename)
 
 
 def write(writer: Callable[[str], Any], filename: StrPath) -> None:
-    """Saves a file by one of upstream's writers; see `_saving.save`.
+    """Saves a file with one of upstream's writers; see `_saving.save`.
 
     Upstream before 0.8 rewrites the file in place. Later versions rename a temporary file that only its owner
     may read: links become files, and the umask is ignored
     (https://github.com/huggingface/safetensors/issues/782).
 
     Args:
-        writer: Writes to the path that it gets.
+        writer: Writes to a given path.
         filename: The file to save.
 
     Raises:
-        SafetensorError: Upstream's writer refuses, or the file cannot be written.
-        OSError: `filename` cannot be looked up.
+        SafetensorError: Upstream's writer rejects the tensors, or the file cannot be written.
+        OSError: `filename` cannot be resolved.
     """
     with errors_as_ours():
         _saving.save(writer, filename)
 
 
 def version() -> str:
-    """Returns upstream's version; if it is not installed, the version whose names are here."""
+    """Returns upstream's version, or, if it is not installed, the version whose names are available here."""
     try:
         return str(module().__version__)
     except ImportError:

@@ -1,4 +1,4 @@
-"""safetensors files and Flax, by upstream's names. Tensors are copies, made by way of NumPy."""
+"""safetensors files and Flax, with upstream's names. Tensors are copies, made through NumPy."""
 
 from __future__ import annotations
 

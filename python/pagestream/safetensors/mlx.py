@@ -1,4 +1,4 @@
-"""safetensors files and MLX, by upstream's names. Tensors are copies, made by way of NumPy."""
+"""safetensors files and MLX, with upstream's names. Tensors are copies, made through NumPy."""
 
 from __future__ import annotations
 

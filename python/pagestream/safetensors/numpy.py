@@ -1,4 +1,4 @@
-"""safetensors files and NumPy, by upstream's names."""
+"""safetensors files and NumPy, with upstream's names."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def load_file(
 ) -> dict[str, npt.NDArray[Any]]:
     """Loads all tensors of a file as a dict of arrays, in the order of the file.
 
-    An array is read when it is used, unless ``copy=True`` or the file cannot be mapped. `safe_open` says what
-    that means for a file that changes meanwhile. After `install`, arrays are copies by default, as upstream's
-    are.
+    An array is read on first use, unless ``copy=True`` or the file cannot be mapped. `safe_open` explains the
+    consequences for a file that changes meanwhile. After `install`, arrays are copies by default, like
+    upstream's.
 
     Args:
         filename: The file.
@@ -44,14 +44,14 @@ def load_file(
         strict: See `safe_open`.
         copy: See `safe_open`.
         raw: See `safe_open`.
-        ahead: See `safe_open`. A file that is read ahead is in memory when this returns.
+        ahead: See `safe_open`. A file that is read ahead is in memory when this function returns.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file.
-        MappedReadError: The file was cut while it was read ahead, or copied; with ``copy=True`` or in
-            ``"read"`` mode also: its storage failed.
-        FileChangedError: The file was rewritten while it was read ahead, or copied.
+        MappedReadError: The file was truncated while it was read ahead or copied; or, with ``copy=True`` or
+            in ``"read"`` mode, its storage failed.
+        FileChangedError: The file was rewritten while it was read ahead or copied.
 
     Examples:
         >>> from pagestream.safetensors.numpy import load_file
@@ -64,7 +64,7 @@ def load_file(
 
 
 def load(data: Any, *, strict: bool | None = None) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401
-    """Loads all tensors of a file that is in memory, as arrays of their own memory.
+    """Loads all tensors of a file in memory, as arrays with their own memory.
 
     Args:
         data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
@@ -85,11 +85,11 @@ def save(tensor_dict: Mapping[str, npt.NDArray[Any]], metadata: dict[str, str] |
     """Returns a safetensors file of these arrays, as bytes.
 
     Args:
-        tensor_dict: The arrays. Those that are not C-contiguous are copied; upstream stores them wrong.
-        metadata: What to put into ``__metadata__``.
+        tensor_dict: The arrays. Arrays that are not C-contiguous are copied; upstream stores them wrongly.
+        metadata: The contents of ``__metadata__``.
 
     Raises:
-        SafetensorError: A type that the format does not have, or a name that it keeps for itself.
+        SafetensorError: A type that the format lacks, or a reserved name.
 
     Examples:
         >>> from pagestream.safetensors.numpy import load, save
@@ -105,10 +105,10 @@ def save_file(
 ) -> None:
     """Saves these arrays to a file.
 
-    The finished file replaces an old one, so tensors that were loaded from the old file keep their values. It
-    takes over mode, owner and extended attributes; without an old one, its mode follows the umask. A symbolic
-    link stays, and its target is replaced. If a rename is impossible, as over a mount point, the old file is
-    overwritten. That is refused while this process has tensors of it.
+    The finished file replaces an old one, so tensors loaded from the old file keep their values. It takes
+    over the old file's mode, owner and extended attributes; without an old file, its mode follows the umask.
+    A symbolic link stays, and its target is replaced. If a rename is impossible, for example over a mount
+    point, the old file is overwritten, unless this process still has tensors of it: then an error is raised.
 
     Args:
         tensor_dict: As for `save`.
@@ -116,7 +116,7 @@ def save_file(
         metadata: As for `save`.
 
     Raises:
-        SafetensorError: As `save`; or the file cannot be written.
+        SafetensorError: As for `save`; or the file cannot be written.
 
     Examples:
         >>> from pagestream.safetensors.numpy import load_file, save_file
@@ -128,7 +128,7 @@ def save_file(
 
 
 def _contiguous(tensor_dict: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the arrays as upstream's writer takes them: it reads addresses and ignores strides.
+    """Returns the arrays in the form that upstream's writer needs: it reads addresses and ignores strides.
 
     https://github.com/huggingface/safetensors/issues/825
     """

@@ -1,4 +1,4 @@
-"""safetensors files and Paddle, by upstream's names. Tensors are copies, made by way of NumPy."""
+"""safetensors files and Paddle, with upstream's names. Tensors are copies, made through NumPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 
 def load(data: Any, device: Any = "cpu", *, strict: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
-    """Loads all tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …).
+    """Loads all tensors of a safetensors file in memory (bytes, bytearray, memoryview, …).
 
     Examples:
         >>> from pathlib import Path
@@ -36,7 +36,7 @@ def load_file(
     strict: bool | None = None,
     ahead: int | None = None,
 ) -> dict[str, Any]:
-    """Loads all tensors of a file, in its order. The arguments are those of `safe_open`.
+    """Loads all tensors of a file, in its order. The arguments are the same as for `safe_open`.
 
     Examples:
         >>> from pagestream.safetensors.paddle import load_file
@@ -48,7 +48,7 @@ def load_file(
 
 
 def save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Makes a safetensors file of these tensors, as bytes; see `numpy.save`.
+    """Returns these tensors as the bytes of a safetensors file; see `numpy.save`.
 
     Examples:
         >>> from pagestream.safetensors.paddle import load, load_file, save

@@ -1,4 +1,4 @@
-"""safetensors files and PyTorch, by upstream's names. Importing this imports torch."""
+"""safetensors files and PyTorch, with upstream's names. Importing this imports torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
-    # `storage_ptr`, `_find_shared_tensors` and the like: helpers of upstream's writers, which others import.
+    # Helpers of upstream's writers that programs import, for example `storage_ptr` and
+    # `_find_shared_tensors`.
     return _upstream.attribute("torch", name)
 
 
@@ -35,27 +36,27 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """Loads all tensors of a file as a dict of tensors, in the order of the file.
 
-    On the CPU a tensor is read when it is used, unless ``copy=True`` or the file cannot be mapped.
-    `safe_open` says what that means for a file that changes meanwhile. For a GPU, files of 64 MiB and more
-    are read by several threads, as by `pagestream.torch.stream_checkpoint`, unless `raw` is given or
-    read-ahead is limited or off; others as by `safe_open`.
+    On the CPU, a tensor is read on first use, unless ``copy=True`` or the file cannot be mapped. `safe_open`
+    explains the consequences for a file that changes meanwhile. For a GPU, several threads read files of 64
+    MiB and more, as in `pagestream.torch.stream_checkpoint`, unless `raw` is given, or read-ahead is limited
+    or off. Other files are read as by `safe_open`.
 
     Args:
         filename: The file.
-        device: Where the tensors go.
+        device: The device for the tensors.
         backend: See `safe_open`.
         mmap_mode: See `safe_open`.
         strict: See `safe_open`.
         copy: See `safe_open`.
         raw: See `safe_open`.
-        ahead: See `safe_open`. A file that is read ahead is in memory when this returns.
+        ahead: See `safe_open`. A file that is read ahead is in memory when this function returns.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
-        SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
-        MappedReadError: The file was cut while it was read ahead, or copied; for a device, with ``copy=True``
-            or in ``"read"`` mode also: its storage failed.
-        FileChangedError: The file was rewritten while it was read ahead, or copied.
+        SafetensorError: Not a valid safetensors file, or an element type that torch lacks.
+        MappedReadError: The file was truncated while it was read ahead or copied; or, for a device, with
+            ``copy=True`` or in ``"read"`` mode, its storage failed.
+        FileChangedError: The file was rewritten while it was read ahead or copied.
 
     Examples:
         >>> from pagestream.safetensors.torch import load_file
@@ -72,14 +73,14 @@ def load_file(
 
 
 def load(data: Any, *, strict: bool | None = None) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """Loads all tensors of a file that is in memory, as CPU tensors of their own memory.
+    """Loads all tensors of a file in memory, as CPU tensors with their own memory.
 
     Args:
         data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
         strict: See `safe_open`.
 
     Raises:
-        SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
+        SafetensorError: Not a valid safetensors file, or an element type that torch lacks.
 
     Examples:
         >>> from pagestream.safetensors.torch import load, save
@@ -98,23 +99,23 @@ def load_model(
     backend: Backend | None = None,
     mmap_mode: Mode | None = None,
 ) -> tuple[set[str], list[str]]:
-    """Loads a file that `save_model` saved into a model, whose tensors may share memory.
+    """Loads a file from `save_model` into a model, whose tensors may share memory.
 
     Args:
         model: The model.
         filename: The file.
-        strict: Whether names that are missing or unexpected are an error.
+        strict: Whether missing or unexpected names are an error.
         device: Device on which the tensors are loaded before they are copied to the model.
         backend: See `safe_open`.
         mmap_mode: See `safe_open`.
 
     Returns:
-        The names that only the model has, and those that only the file has.
+        The names that only the model has, and the names that only the file has.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file.
-        RuntimeError: With `strict`: names are missing or unexpected; or shapes differ.
+        RuntimeError: Shapes differ; or, with `strict`, names are missing or unexpected.
 
     Examples:
         >>> from pagestream.safetensors.torch import load_model, save_model
@@ -124,7 +125,7 @@ def load_model(
         (set(), [])
     """
     tensors = load_file(filename, device, backend=backend, mmap_mode=mmap_mode)
-    # The file holds one of several tensors that share memory; its name is the one to keep.
+    # If several tensors share memory, the file contains only one of them. Its name is the one to keep.
     remove_duplicates = _upstream.module("torch")._remove_duplicate_names  # noqa: SLF001 - others use it too
     duplicates = remove_duplicates(model.state_dict(), preferred_names=tensors.keys())
     found = model.load_state_dict(tensors, strict=False)
@@ -148,11 +149,11 @@ def save(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = 
     """Returns a safetensors file of these tensors, as bytes.
 
     Args:
-        tensors: The tensors: dense, contiguous, none sharing memory with another.
-        metadata: What to put into ``__metadata__``.
+        tensors: The tensors. They must be dense and contiguous, and must not share memory.
+        metadata: The contents of ``__metadata__``.
 
     Raises:
-        SafetensorError: A name that the format keeps for itself.
+        SafetensorError: A reserved name.
         ValueError: A tensor is sparse or not contiguous.
         RuntimeError: Tensors share memory.
 
@@ -169,10 +170,10 @@ def save_file(
 ) -> None:
     """Saves these tensors to a file.
 
-    The finished file replaces an old one, so tensors that were loaded from the old file keep their values. It
-    takes over mode, owner and extended attributes; without an old one, its mode follows the umask. A symbolic
-    link stays, and its target is replaced. If a rename is impossible, as over a mount point, the old file is
-    overwritten. That is refused while this process has tensors of it.
+    The finished file replaces an old one, so tensors loaded from the old file keep their values. It takes
+    over the old file's mode, owner and extended attributes; without an old file, its mode follows the umask.
+    A symbolic link stays, and its target is replaced. If a rename is impossible, for example over a mount
+    point, the old file is overwritten, unless this process still has tensors of it: then an error is raised.
 
     Args:
         tensors: As for `save`.
@@ -180,9 +181,9 @@ def save_file(
         metadata: As for `save`.
 
     Raises:
-        SafetensorError: As `save`; or the file cannot be written.
-        ValueError: As `save`.
-        RuntimeError: As `save`.
+        SafetensorError: As for `save`; or the file cannot be written.
+        ValueError: As for `save`.
+        RuntimeError: As for `save`.
 
     Examples:
         >>> from pagestream.safetensors.torch import load_file, save_file
@@ -199,18 +200,18 @@ def save_model(
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,  # noqa: FBT001, FBT002 - upstream's signature
 ) -> None:
-    """Saves a model, and of tensors that share memory only one.
+    """Saves a model. Of tensors that share memory, it saves only one.
 
     Args:
         model: The model.
         filename: The file to write; see `save_file`.
-        metadata: What to put into ``__metadata__``, beside the names that were left out.
-        force_contiguous: Whether to copy tensors that are not contiguous instead of refusing them.
+        metadata: The contents of ``__metadata__``, besides the omitted names.
+        force_contiguous: Whether to copy tensors that are not contiguous, instead of raising an error.
 
     Raises:
-        SafetensorError: As `save_file`.
+        SafetensorError: As for `save_file`.
         ValueError: A tensor is not contiguous, and `force_contiguous` is False.
-        RuntimeError: Tensors share memory, and none of them is all of it.
+        RuntimeError: Tensors share memory, and none of them covers all of it.
 
     Examples:
         >>> from pagestream.safetensors.torch import load_file, save_model
@@ -219,7 +220,7 @@ def save_model(
         ['bias', 'weight']
     """
     _upstream.check_names(model.state_dict())
-    # Upstream's code adds to the dict that it gets.
+    # Upstream's code adds to this dict.
     metadata = None if metadata is None else dict(metadata)
     writer = _upstream.module("torch").save_model
     _upstream.write(lambda path: writer(model, path, metadata, force_contiguous), filename)
