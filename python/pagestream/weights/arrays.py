@@ -1,4 +1,4 @@
-"""Tensors of the bytes of a safetensors file: `Framework`, and NumPy's arrays."""
+"""Creates tensors from the bytes of a safetensors file: `Framework`, and NumPy's arrays."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ Align = Literal["copy", "view", "error"]
 
 
 class Framework:
-    """Makes tensors of one framework, whole or in part, from the bytes of a file.
+    """Creates tensors of a framework, whole or in part, from the bytes of a file.
 
     Attributes:
         align: How to treat elements that are misaligned in the file.
-        copies: Whether tensors get memory of their own.
+        copies: Whether tensors own their memory.
         read_only: Whether arrays over the mapping are read-only.
-        raw: Whether a tensor is given, and indexed, as its bytes.
-        plain: The constructor and the types by which `WeightFile.array` makes tensors of this framework over
-            the mapping, in one native call. None if it cannot.
+        raw: Whether a tensor is returned and indexed as its bytes.
+        plain: The constructor and the types with which `WeightFile.array` creates this framework's tensors
+            over the mapping, in one native call. None if it cannot.
     """
 
     plain: tuple[Callable[..., Any], dict[str, Any]] | None = None
@@ -53,22 +53,22 @@ class Framework:
     def over(
         self, dtype: str, shape: tuple[int, ...], nbytes: int, offset: int, buffer: Buffer | None
     ) -> Any:  # noqa: ANN401 - the framework's type
-        """Makes a tensor over a buffer as it is; over new memory if that is None.
+        """Creates a tensor over a buffer as it is, or over new memory if the buffer is None.
 
         Takes the same arguments as `build`, and raises the same errors.
         """
         raise NotImplementedError
 
     def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> Any:  # noqa: ANN401
-        """Makes an uninitialized tensor. Takes the same arguments as `build`, and raises the same errors."""
+        """Creates an uninitialized tensor, with the same arguments and errors as `build`."""
         return self.over(dtype, shape, nbytes, 0, None)
 
     def reads_nothing(self) -> bool:
-        """Returns whether tensors made now have a type and a shape, but no bytes."""
+        """Returns whether new tensors have a type and a shape, but no bytes."""
         return False
 
     def is_aligned(self, tensor: Any) -> bool:  # noqa: ANN401
-        """Returns whether the elements of a tensor begin where the framework wants them to."""
+        """Returns whether the elements of a tensor have the alignment that the framework needs."""
         raise NotImplementedError
 
     def bytes_of(self, tensor: Any) -> npt.NDArray[np.uint8]:  # noqa: ANN401
@@ -76,7 +76,7 @@ class Framework:
         raise NotImplementedError
 
     def make(self, dtype: str, shape: tuple[int, ...], nbytes: int, *place: Any) -> Any:  # noqa: ANN401
-        """Makes a tensor as `build` does; without bytes where `reads_nothing`."""
+        """Creates a tensor as `build` does, but without bytes if `reads_nothing`."""
         if self.reads_nothing():
             return self.empty(dtype, shape, nbytes)
         return self.build(dtype, shape, nbytes, *place)
@@ -90,14 +90,14 @@ class Framework:
         buffer: Buffer | None,
         fill: Filler,
     ) -> Any:  # noqa: ANN401
-        """Makes a tensor over a buffer, or a copy.
+        """Creates a tensor over a buffer, or a copy.
 
         Args:
             dtype: The element type by its safetensors name.
             shape: The dimensions, in elements.
             nbytes: The size of the elements in the file.
-            offset: Where the elements begin in the buffer, in bytes.
-            buffer: Memory that holds the elements; None makes a copy.
+            offset: The offset of the elements in the buffer, in bytes.
+            buffer: Memory that contains the elements. None makes a copy.
             fill: Fills memory of `nbytes` with the elements, for a copy.
 
         Raises:
@@ -121,7 +121,7 @@ class Framework:
         return ("U8", raw_shape(dtype, shape, nbytes)) if self.raw else (dtype, shape)
 
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
-        """Makes one tensor of a file."""
+        """Creates a tensor of a file."""
         facts = file.info(name)
         try:
             return self.whole_of(file, name, facts)
@@ -130,19 +130,19 @@ class Framework:
             raise errors.SafetensorError(message) from error
 
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> Any:  # noqa: ANN401
-        """Makes one tensor of a file. `facts` is its entry in the header."""
+        """Creates a tensor of a file. `facts` is its entry in the header."""
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
         if self.reads_nothing():
             return self.empty(dtype, shape, facts.nbytes)
         buffer, first = file.memory_of(name, not self.read_only, self.copies)
-        # A mapping begins with the header, and memory that was read ahead with the tensor.
+        # A mapping begins with the header, but memory from read-ahead begins with the tensor.
         fill: Filler = partial(file.read_into, name)
         if buffer is not None and first == 0:
             fill = partial(_copy, buffer)
         return self.build(dtype, shape, facts.nbytes, first, buffer, fill)
 
     def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
-        """Makes the part of a tensor that `index` selects; see `PySafeSlice.__getitem__`."""
+        """Creates the part of a tensor that `index` selects; see `PySafeSlice.__getitem__`."""
         dtype, shape = self.described(stored.dtype, stored.shape, stored.nbytes)
         if dtype in SUB_BYTE_BITS:
             return self.sub_byte_part(stored, index)
@@ -151,7 +151,7 @@ class Framework:
     def basic_part(
         self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
     ) -> Any:  # noqa: ANN401
-        """Makes a part of a tensor seen as `dtype` and `shape`. A run of mapped bytes is not copied."""
+        """Creates a part of a tensor seen as `dtype` and `shape`. Contiguous mapped bytes are not copied."""
         item_bytes = itemsize(dtype)
         found = indexing.select(shape, index)
         nbytes = found.size * item_bytes
@@ -164,12 +164,12 @@ class Framework:
         return self.build(dtype, found.shape, nbytes, 0, buffer, fill)
 
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
-        """Makes a part of a tensor whose elements are smaller than a byte."""
+        """Creates a part of a tensor whose elements are smaller than a byte."""
         raise NotImplementedError
 
 
 class NumpyArrays(Framework):
-    """NumPy's arrays."""
+    """NumPy arrays."""
 
     plain: tuple[Callable[..., Any], dict[str, Any]] | None = (np.ndarray, KNOWN)
 
@@ -177,11 +177,11 @@ class NumpyArrays(Framework):
         self,
         dtype: str,
         shape: tuple[int, ...],
-        nbytes: int,  # noqa: ARG002 - NumPy counts by itself
+        nbytes: int,  # noqa: ARG002 - NumPy computes it
         offset: int,
         buffer: Buffer | None,
     ) -> npt.NDArray[Any]:
-        """Makes an array."""
+        """Creates an array."""
         numpy_type = numpy_dtype(dtype)
         try:
             return np.ndarray(shape, numpy_type, buffer, offset)
@@ -198,25 +198,25 @@ class NumpyArrays(Framework):
         return tensor.reshape(-1).view(np.uint8)
 
     def build(self, dtype: str, shape: tuple[int, ...], nbytes: int, *place: Any) -> Any:  # noqa: ANN401
-        """Makes an array; elements smaller than a byte are unpacked, which copies them."""
+        """Creates an array. Elements smaller than a byte are unpacked, which copies them."""
         _, buffer, fill = place
         if dtype in SUB_BYTE_BITS:
             array = _unpacked(dtype, shape, nbytes, fill)
         else:
             array = super().build(dtype, shape, nbytes, *place)
         if self.read_only and buffer is not None:
-            array.flags.writeable = False  # also of a copy that a misaligned tensor needs
+            array.flags.writeable = False  # also for a copy of a misaligned tensor
         return array
 
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
-        """Makes an array of whole rows, and indexes that."""
+        """Creates an array of whole rows, and indexes it."""
         dtype, shape = stored.dtype, stored.shape
-        indexing.select(shape, index)  # refuses more than the steps below would
+        indexing.select(shape, index)  # rejects more than the steps below
         parts = indexing.parts(shape, index)
         bits = SUB_BYTE_BITS[dtype]
         last = max((place for place, part in enumerate(parts) if part is not None), default=-1)
         if last < 0 or shape[-1] * bits % 8:
-            # Rows do not end at a byte boundary.
+            # Rows do not end at byte boundaries.
             whole = indexing.select((stored.nbytes,), ...)
             return _unpacked(dtype, shape, stored.nbytes, reader(stored, whole, 1))[index]
         rows = indexing.select((*shape[:-1], shape[-1] * bits // 8), (*parts[:last], slice(None)))

@@ -40,7 +40,7 @@ __all__ = ["Checkpoint", "TensorInfo", "VerifyReport", "open_checkpoint"]
 
 
 class _OpenedWith(NamedTuple):
-    """The arguments that open a checkpoint. A checkpoint keeps them with absolute paths."""
+    """The arguments for opening a checkpoint. A checkpoint keeps them with absolute paths."""
 
     paths: list[str]
     what: Literal["path", "files", "partial", "apart"]
@@ -56,7 +56,7 @@ class _OpenedWith(NamedTuple):
         encoded_root = None if root is None else os.fsencode(root)
         ahead_bytes = environment.ahead_bytes(self.ahead)
         files = _native.Checkpoint(paths, self.what, self.mode, self.strict, encoded_root, ahead_bytes)
-        # The same for a process with another current directory.
+        # Make the arguments valid for a process with another current directory.
         root = None if root is None else _absolute(root)
         return Checkpoint(files, self._replace(paths=[*map(_absolute, self.paths)], cache_root=root))
 
@@ -65,24 +65,24 @@ class _OpenedWith(NamedTuple):
 class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     """The tensors of one or several safetensors files by name, as read-only arrays.
 
-    `open_checkpoint` makes it.
+    `open_checkpoint` creates it.
 
     Arrays are views of the mapped files. A view takes no memory and keeps the mapping alive after `close`. It
-    reads nothing until it is used; but while tensors of a large cold file are taken one by one, the next ones
-    are read ahead (see ``ahead`` of `open_checkpoint`). Arrays are copies where a file cannot be mapped or
-    was read ahead past the page cache, and for tensors that are misaligned in their file.
+    reads nothing until it is used. However, while a program takes tensors of a large cold file one by one,
+    the next ones are read ahead (see ``ahead`` of `open_checkpoint`). Arrays are copies if a file cannot be
+    mapped, if it was read ahead without the page cache, or if a tensor is misaligned in its file.
 
-    A view shows the present content of the file. If the file is cut, touching the view gives zeros, and soon
-    a `MappedReadError` is raised in the main thread (as Ctrl-C is) and at each later use of that file. If the
-    file is overwritten in place, the view may show the new bytes; `check` notices that. `read` copies, and
-    raises instead.
+    A view shows the present content of the file. If the file is truncated, touching the view gives zeros.
+    Soon a `MappedReadError` is raised in the main thread (as Ctrl-C is) and at each later use of that file.
+    If the file is overwritten in place, the view may show the new bytes; `check` detects that. `read` copies,
+    and raises instead.
 
     Names come in the order of the files (``model-00002`` before ``model-00010``) and, within a file, in the
-    order of the data. Several threads can use a checkpoint at once, and so can a child after a fork. Pickling
-    ships the absolute paths and opens the files again.
+    order of the data. Several threads can use a checkpoint at once, and so can a forked child. Pickling
+    stores the absolute paths, and unpickling opens the files again.
 
-    A quarter of ``ulimit -n`` bounds the files that stay open, and so does 1024. Other files are opened again
-    when one of their tensors is used, and must then still be the same files.
+    At most a quarter of ``ulimit -n``, and at most 1024, files stay open. Other files are opened again when
+    one of their tensors is used, and must then still be the same files.
 
     Examples:
         >>> from pagestream import open_checkpoint
@@ -96,7 +96,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     _files: _native.Checkpoint
 
     def __init__(self, files: _native.Checkpoint, opened_with: _OpenedWith) -> None:
-        """Wraps the native object; `open_checkpoint` makes it."""
+        """Wraps the native object. `open_checkpoint` calls it."""
         self._files = files
         self._opened_with = opened_with
         self._arrays = arrays.NumpyArrays(read_only=True, raw=opened_with.raw)
@@ -109,31 +109,32 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
 
     @property
     def metadata(self) -> dict[str, str] | None:
-        """The ``__metadata__`` of the headers; None if none has any.
+        """The ``__metadata__`` of the headers; None if no header has any.
 
-        With several files it is their union. A key with two values is left out, and `warnings` names it. The
+        For several files it is their union. A key with two values is left out, and `warnings` names it. The
         index has its own metadata: `index_metadata`.
         """
         return self._files.metadata()
 
     @property
     def index_metadata(self) -> dict[str, Any] | None:
-        """The ``metadata`` of the index, such as ``total_size``; None without an index, or if it has none."""
+        """The ``metadata`` of the index, for example ``total_size``; None without an index or metadata."""
         found = self._files.index_metadata
         return None if found is None else json.loads(found)
 
     @property
     def warnings(self) -> list[str]:
-        """Oddities that are no errors, as sentences.
+        """Oddities that are not errors, as sentences.
 
-        Tensors and files that the index does not name, second copies of tensors in files that it does not
-        name for them, fields of a header that the format does not know, keys of the metadata that differ.
-        With ``strict=False`` also tensors that only the index has, and without an index those in two files.
+        They name tensors and files that the index lacks, second copies of tensors in files that the index
+        does not name for them, unknown fields in a header, and metadata keys with different values. With
+        ``strict=False`` they also name tensors that only the index has and, without an index, tensors in two
+        files.
 
-        A file with holes among its tensors is named, too, unless the checkpoint is closed. A hole is a range
-        without stored bytes; it reads as zeros. A download that allocates its file first and then stops
-        leaves holes, but so does a tool that stores true zeros sparsely. Holes are sought each time, with a
-        few system calls for each file. See ``docs/faults.md`` for the file systems that tell them.
+        They also name files with holes among their tensors, unless the checkpoint is closed. A hole is a
+        range without stored bytes; it reads as zeros. A download that allocates its file first and then stops
+        leaves holes, but so does a tool that stores true zeros sparsely. Each access looks for holes, with a
+        few system calls per file. See ``docs/faults.md`` for the file systems that report them.
         """
         return [*self._files.warnings, *holes.warnings(self._files)]
 
@@ -146,7 +147,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         return len(self._files)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterates over the names in the order of the files, and of the data in each file."""
+        """Iterates over the names in the order of the files, and for each file in the order of the data."""
         return iter(self._files.keys())
 
     def __contains__(self, name: object) -> bool:
@@ -154,11 +155,11 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         return isinstance(name, str) and name in self._files
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Returns the tensor of a name, read-only.
+        """Returns the tensor with this name, read-only.
 
         Raises:
-            KeyError: There is none.
-            SafetensorError: NumPy has no type for its elements, or cannot make an array of its shape.
+            KeyError: There is no such tensor.
+            SafetensorError: NumPy has no type for its elements, or cannot create an array of its shape.
             ValueError: The checkpoint is closed.
             OSError: A closed file could not be reopened (see above).
             FileChangedError: A reopened file has changed.
@@ -172,7 +173,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             array: npt.NDArray[Any] | None = None
             if not self._arrays.raw:
                 array = file.array(name, np.ndarray, KNOWN, False, False)  # noqa: FBT003
-        except ValueError:  # a shape that NumPy does not have: the long way says so
+        except ValueError:  # a shape that NumPy does not support: the code below raises
             array = None
         if array is None:
             array = self._arrays.whole(file, name)
@@ -180,24 +181,24 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         return array
 
     def read(self, name: str, index: Index = ..., *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Copies a tensor or a part of it. Only the bytes that are needed are read.
+        """Copies a tensor or a part of it. Only the necessary bytes are read.
 
         Args:
             name: Its name.
-            index: The part, by NumPy's basic indexing: ints, slices, ``...`` and None, as ``np.s_`` makes
-                them.
-            out: Destination array with the part's shape and type, C-contiguous. None makes a new array.
+            index: The part, in NumPy's basic indexing: ints, slices, ``...`` and None, for example from
+                ``np.s_``.
+            out: Destination array with the part's shape and type, C-contiguous. None creates a new array.
 
         Returns:
             `out`, or the new array, which belongs to the caller.
 
         Raises:
             KeyError: There is no such tensor.
-            SliceError: `index` is out of range, or not basic indexing; an ``IndexError``.
-            ValueError: `out` does not fit; or the file is closed.
-            TypeError: `out` is no array.
+            SliceError: `index` is out of range, or not basic indexing; it is an ``IndexError``.
+            ValueError: `out` does not match; or the file is closed.
+            TypeError: `out` is not an array.
             SafetensorError: NumPy has no type for its elements.
-            MappedReadError: The file was cut or its storage failed.
+            MappedReadError: The file was truncated, or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
 
         Examples:
@@ -248,71 +249,72 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         """Streams tensors as their bytes arrive, many reads at a time.
 
         Args:
-            plan: What to stream, decided before any byte is read:
+            plan: The tensors to stream, fixed before any byte is read:
 
                 * None: all tensors;
                 * names;
-                * a mapping from names to the parts that are wanted, by NumPy's basic indexing; None means all
-                  of a tensor;
-                * a function that is called with the `TensorInfo` of each tensor, and returns False for one
-                  that is not wanted, the part that is, or True or None for all of the tensor.
+                * a mapping from names to parts, in NumPy's basic indexing; None means the whole tensor;
+                * a function that is called with the `TensorInfo` of each tensor. It returns the part to
+                  stream, True or None for the whole tensor, or False to skip it.
 
-                A part of a tensor whose elements are smaller than a byte is read, and kept, with all of the
-                tensor; `read` reads the part alone.
-            strategy: How to get the bytes; `explain` tells what ``"auto"`` does.
+                If elements are smaller than a byte, a part is read and kept with the whole tensor; `read`
+                reads only the part.
+            strategy: How to get the bytes; `explain` shows the choice of ``"auto"``.
 
                 * ``"pread"`` reads them into memory that belongs to the array;
-                * ``"direct"`` does so past the page cache (``O_DIRECT``), in whole pages; like ``"pread"``
-                  where the file system refuses (`explain` tells), and for parts that are not contiguous;
+                * ``"direct"`` does the same without the page cache (``O_DIRECT``), in whole pages. It acts
+                  like ``"pread"`` if the file system refuses (`explain` shows it), and for parts that are not
+                  contiguous;
                 * ``"ahead"`` reads them into the page cache, and yields read-only views of the mapped files;
-                * ``"mapped"`` yields such views and reads nothing;
-                * ``"auto"`` is ``"mapped"`` if all of 64 pages, drawn at random, are in the page cache. It is
-                  ``"ahead"`` if several processes of a job share this node (``LOCAL_WORLD_SIZE`` and its
-                  like), after `warm`, or if copies would take more than half of the available memory; but not
-                  where reads bypass the page cache. It is ``"direct"`` where that takes less than half of the
-                  time of ``"pread"``, so that a program that is started twice loses nothing: streams of 2 GiB
-                  and more of cold files, without limits of threads and memory, try 64 MiB each way, once for
-                  each mount. Else it is ``"pread"``.
-            memory_bytes: Upper bound of the bytes that are read ahead and not yet used. A larger tensor is
-                read once you ask for it. A loop over the stream then holds two, that one and the one before.
-                None means ``PAGESTREAM_MEMORY_BYTES``, or twice the size of the largest tensor: at least
-                128 MiB, and at most 1 GiB and an eighth of the available memory.
-            threads: Number of threads that read. None means ``PAGESTREAM_THREADS``, or 8 and up to 64 where
+                * ``"mapped"`` yields such views, and reads nothing;
+                * ``"auto"`` is ``"mapped"`` if 64 pages, drawn at random, are all in the page cache. It is
+                  ``"ahead"`` if several processes of a job share this node (``LOCAL_WORLD_SIZE`` and similar
+                  variables), after `warm`, or if copies would take more than half of the available memory,
+                  unless reads bypass the page cache. It is ``"direct"`` if that takes less than half of the
+                  time of ``"pread"``, so that a second start of the program loses nothing. Streams of 2 GiB
+                  and more of cold files, without limits on threads and memory, try 64 MiB each way, once per
+                  mount. Otherwise it is ``"pread"``.
+            memory_bytes: Limit on the bytes that are read ahead and not yet used. A larger tensor is read
+                when the caller requests it. A loop over the stream then holds two tensors, this one and the
+                previous one. None means ``PAGESTREAM_MEMORY_BYTES``, or twice the size of the largest tensor:
+                at least 128 MiB, and at most 1 GiB and an eighth of the available memory.
+            threads: Number of threads that read. None means ``PAGESTREAM_THREADS``, or 8, and up to 64 while
                 they wait for storage.
-            order: The order of the tensors: ``"file"``, in which they lie in the files; ``"plan"``, in which
-                the plan has them; ``"layer"``, by the numbers in their names, which a program that fills a
-                model layer by layer needs: names without numbers, then layer 0, 1, …, 10.
-            verify: True compares each tensor, in the memory in which it is handed out, with the checksums of
-                `write_checksums`, and before that sizes and headers of its files. Tensors are then read,
-                never viewed, and whole. None and False compare nothing.
-            drop_behind: True leaves the page cache as it was: pages that were not there before go again after
-                they were read; all of them where the kernel does not tell, as in ``"read"`` mode. ``"auto"``
-                is then ``"mapped"`` or ``"direct"``, or ``"pread"`` with `verify`. None and False leave them
-                there.
+            order: The order of the tensors: ``"file"`` for the order of the data in the files; ``"plan"`` for
+                the order of the plan; ``"layer"`` for the order of the numbers in their names, for a program
+                that fills a model layer by layer: names without numbers, then layer 0, 1, …, 10.
+            verify: True compares each tensor, in the memory that is handed out, with the checksums of
+                `write_checksums`, and sizes and headers of the files before that. Tensors are then read as a
+                whole, and never viewed. None and False compare nothing.
+            drop_behind: True leaves the page cache as it was: pages that were not in it before are dropped
+                after they were read. If the kernel does not show which pages these are, as in ``"read"``
+                mode, all are dropped. ``"auto"`` is then ``"mapped"`` or ``"direct"``, or ``"pread"`` with
+                `verify`. None and False keep the pages.
             copy: True for writable arrays that own their memory. Otherwise arrays are read-only, whether they
-                are views or were read. A view shows what becomes of its file: if that is cut or rewritten
-                later, the array's bytes change.
-            progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
+                are views or were read. A view reflects later changes to its file: if the file is truncated or
+                rewritten, the array's bytes change.
+            progress: True for a progress bar (on rank 0 only), or a callable that gets (bytes done, total
+                bytes).
 
         Returns:
             An iterator over names and arrays, whose ``len`` is the number of tensors in the plan. Each array
-            is of its tensor's shape, or its part's, and of NumPy's type for its elements. Arrays stay valid.
-            Tensors below 1 MiB that are neighbours in a file share memory where they were read, which is
-            freed with the last one.
+            has the shape of its tensor, or of its part, and NumPy's type for its elements. Arrays already
+            returned stay valid. If they are read, neighbouring tensors smaller than 1 MiB share memory, which
+            is freed with the last of them.
 
         Raises:
-            KeyError: The plan has a name that is not there.
-            SliceError: A part is out of range, or not basic indexing; an ``IndexError``.
+            KeyError: The checkpoint lacks a name in the plan.
+            SliceError: A part is out of range, or not basic indexing; it is an ``IndexError``.
             SafetensorError: NumPy has no type for the elements of a tensor.
-            ChecksumError: With ``verify=True`` a file or one of the tensors has no checksum, or a file
-                another size or header than its checksums say, before anything else is read; or, in the place
-                of a tensor, its bytes do not have their checksum.
+            ChecksumError: With ``verify=True``: a file or one of the tensors has no checksum, or a file's
+                size or header differs from its checksums, before anything else is read; or, in place of a
+                tensor, its bytes do not match their checksum.
             TypeError: The plan is a single name.
-            MappedReadError: A file was cut or its storage failed; with path and offset.
+            MappedReadError: A file was truncated, or its storage failed; with path and offset.
             FileChangedError: A file was rewritten since it was opened.
-            ValueError: An unknown word, a number out of range, or a name that the plan has twice; the
+            ValueError: A word is unknown, a number is out of range, or the plan has a name twice; the
                 checkpoint is closed; ``strategy="mapped"`` with a file in ``"read"`` mode, or ``"ahead"``
-                with one whose reads bypass the page cache; either with ``verify=True`` or
+                with a file whose reads bypass the page cache; either of them with ``verify=True`` or
                 ``drop_behind=True``; or a part of a tensor with ``verify=True``.
 
         Examples:
@@ -365,18 +367,18 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         A checkpoint has one `Warming`. `close` or a further call cancels it, and frees its unused tensors.
 
         Args:
-            plan: What to read, in the order of the files; see `stream`.
-            memory_bytes: Upper bound of the bytes that lie in the page cache, and of those that wait in
+            plan: The tensors to read, in the order of the files; see `stream`.
+            memory_bytes: Limit on the bytes in the page cache, and on the bytes that wait in
                 memory. One tensor is always read into memory, whatever its size. None means
-                ``PAGESTREAM_MEMORY_BYTES``, or half of the available memory for the page cache, and for
-                memory the limit of `stream`.
+                ``PAGESTREAM_MEMORY_BYTES``, or half of the available memory for the page cache, and the limit
+                of `stream` for memory.
 
         Returns:
             A handle to watch, await or cancel the reads.
 
         Raises:
-            KeyError: The plan has a name that is not there.
-            SliceError: A part is out of range, or not basic indexing; an ``IndexError``.
+            KeyError: The checkpoint lacks a name in the plan.
+            SliceError: A part is out of range, or not basic indexing; it is an ``IndexError``.
             TypeError: The plan is a single name.
             ValueError: The plan has a name twice; a number is out of range; or the checkpoint is closed.
 
@@ -392,21 +394,21 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         return warming.started(self._files, wanted, memory_bytes, environment.threads(None))
 
     def explain(self, plan: Plan = None) -> str:
-        """Explains how `stream` would get the bytes of a plan, and by which facts.
+        """Explains how `stream` would get the bytes of a plan, and why.
 
-        A few MiB that are not in memory are read to time the storage, and 128 MiB for a plan of 2 GiB and
+        A few MiB that are not in memory are read to time the storage, and 128 MiB for a plan of 2 GiB or
         more.
 
         Args:
-            plan: What would be streamed; see `stream`.
+            plan: The tensors that would be streamed; see `stream`.
 
         Returns:
-            Lines of text for people: files and mounts, modes and the reasons for them, what one request takes
-            and what many side by side do, memory, and the decision.
+            Lines of text for people: files and mounts, modes and the reasons for them, the time of a single
+            request and of many in parallel, memory, and the decision.
 
         Raises:
-            KeyError: The plan has a name that is not there.
-            MappedReadError: A file was cut or its storage failed.
+            KeyError: The checkpoint lacks a name in the plan.
+            MappedReadError: A file was truncated, or its storage failed.
 
         Examples:
             >>> from pagestream import open_checkpoint
@@ -417,27 +419,28 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         return explanation.explained(self._files, wanted)
 
     def write_checksums(self, *, threads: int | None = None, progress: Progress = False) -> tuple[str, ...]:
-        """Writes checksums beside each file, to compare it with later: by `verify`, or while it is streamed.
+        """Writes checksums beside each file, for a later comparison by `verify` or while streaming.
 
         ``model.safetensors`` gets ``model.safetensors.xxh3.json``, with the size of the file and the XXH3
-        checksums (128 bits) of its header and of each of its tensors. They find bytes that were damaged on a
-        disk or on their way; they are no protection against anybody that can write them.
+        checksums (128 bits) of its header and of each of its tensors. They detect bytes that were damaged on
+        disk or in transit. They are no protection against anyone who can write them.
 
-        The checksums of a file lie beside it. If the file is a link, as in the snapshots of the Hugging Face
-        cache, they lie beside the link, not beside its target. They are written to a temporary
-        file, which is then renamed: a link of that name is replaced, not followed. The same file always gets
-        the same checksums.
+        The checksums of a file are stored beside it. If the file is a link, as in the snapshots of the
+        Hugging Face cache, they are stored beside the link, not beside its target. They are written to a
+        temporary file, which is then renamed: a link with that name is replaced, not followed. The same file
+        always gets the same checksums.
 
         Args:
-            threads: Number of threads. None means ``PAGESTREAM_THREADS``, or one for each processor and up to
-                64 where they wait for storage.
-            progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
+            threads: Number of threads. None means ``PAGESTREAM_THREADS``, or one per processor, and up to 64
+                while they wait for storage.
+            progress: True for a progress bar (on rank 0 only), or a callable that gets (bytes done, total
+                bytes).
 
         Returns:
-            The paths that were written, absolute, in the order of `files`.
+            The absolute paths of the written files, in the order of `files`.
 
         Raises:
-            MappedReadError: A file was cut or its storage failed; with path and offset.
+            MappedReadError: A file was truncated, or its storage failed; with path and offset.
             FileChangedError: A file was rewritten since it was opened.
             OSError: The checksums cannot be written there; with ``errno`` and ``filename``.
             ValueError: The checkpoint is closed.
@@ -459,25 +462,26 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         """Compares every byte of the files with their checksums.
 
         A file is compared with the checksums beside it (see `write_checksums`). The Hugging Face cache names
-        each large file by its SHA-256, and `verify` compares that, too. The cache names small files by a git
-        hash, which is not compared. Header and tensors are the whole file: the format leaves no bytes between
-        them.
+        each large file by its SHA-256, and `verify` also compares that. The cache names small files by a git
+        hash, which is not compared. Header and tensors cover the whole file: the format leaves no bytes
+        between them.
 
-        Files are read in parallel, and one with checksums beside it by several threads. The page cache is
-        left as it was, where the kernel tells which pages of a file it has.
+        Files are read in parallel, and a file with checksums beside it is read by several threads. The page
+        cache stays as it was, if the kernel shows which pages of a file it holds.
 
         Args:
-            threads: Number of threads. None means ``PAGESTREAM_THREADS``, or one for each processor and up to
-                64 where they wait for storage.
-            progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
+            threads: Number of threads. None means ``PAGESTREAM_THREADS``, or one per processor, and up to 64
+                while they wait for storage.
+            progress: True for a progress bar (on rank 0 only), or a callable that gets (bytes done, total
+                bytes).
 
         Returns:
-            Which files were compared, which could not be, and all that is wrong. Bytes that do not have their
-            checksum raise nothing here; ``stream(verify=True)`` raises. Holes are a warning (see `warnings`),
-            unless all bytes of the file have their checksums.
+            A report: the files that were compared, the files that could not be, and all errors. Bytes that do
+            not match their checksum raise nothing here; ``stream(verify=True)`` raises. Holes are a warning
+            (see `warnings`), unless all bytes of the file match their checksums.
 
         Raises:
-            MappedReadError: A file was cut or its storage failed; with path and offset.
+            MappedReadError: A file was truncated, or its storage failed; with path and offset.
             FileChangedError: A file was rewritten since it was opened.
             OSError: A file cannot be opened.
             ValueError: The checkpoint is closed.
@@ -515,13 +519,13 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         return _OpenedWith.open, (self._opened_with,)
 
     def __repr__(self) -> str:
-        """Returns path and number of tensors."""
+        """Shows the path and the number of tensors."""
         paths = self._files.paths
         what = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
         return f"<{type(self).__name__} {what} {len(self)} tensors>"
 
     def _repr_html_(self) -> str:
-        """Returns element types and the largest tensors, for notebooks."""
+        """Shows element types and the largest tensors, for notebooks."""
         return summary.html(type(self).__name__, len(self.files), [self.info(name) for name in self])
 
 
@@ -549,7 +553,7 @@ def opened(
 
 
 def open_apart(folder: str) -> Checkpoint:
-    """Opens a folder. Without an index ``weight`` of its first file is ``0/weight`` here.
+    """Opens a folder. Without an index, ``weight`` of its first file is named ``0/weight``.
 
     Raises:
         OSError: A file cannot be opened, or the folder has none; with ``errno`` and ``filename``.
@@ -560,7 +564,7 @@ def open_apart(folder: str) -> Checkpoint:
 
 
 def open_partly(path: str, *, cache_root: str | None, ahead: int | None) -> Checkpoint:
-    """Opens the good files of a checkpoint. ``native_files(…).problem`` says why the rest is bad.
+    """Opens the valid files of a checkpoint. ``native_files(…).problem`` describes the rest.
 
     Raises:
         OSError: A file cannot be opened, or the folder has none; with ``errno`` and ``filename``.
@@ -573,7 +577,7 @@ def open_partly(path: str, *, cache_root: str | None, ahead: int | None) -> Chec
 
 
 def _absolute(path: str) -> str:
-    # Not `os.path.abspath`, which takes "link/.." for nothing.
+    # Not `os.path.abspath`, which simplifies "link/..".
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
@@ -590,38 +594,39 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Opens the safetensors files of a checkpoint. Only their headers are read, in parallel.
 
-    Headers of files that were opened before and have not changed are not read again; see `safe_open`.
+    The headers of files that were opened before and have not changed are not read again; see `safe_open`.
 
     Formats: https://github.com/huggingface/safetensors#format and
     https://huggingface.co/docs/transformers/big_models#shard-metadata
 
     `path` is followed wherever it leads. Names from an index or a folder are not: a checkpoint never reads
-    outside its folder, whatever they and their links say. The links of the Hugging Face cache, from its
-    snapshots to its blobs, work by themselves. Audit hooks see ``os.listdir`` for a folder, and
+    outside its folder, whatever these names and their links say. The links of the Hugging Face cache, from
+    snapshots to blobs, work without further options. Audit hooks see ``os.listdir`` for a folder, and
     ``pagestream.open`` for the index and each file, before anything is read.
 
     Args:
-        path: What to open, where a leading ``~`` is the home directory:
+        path: The checkpoint. A leading ``~`` is the home directory:
 
             * a file;
-            * a folder: by its ``*.safetensors.index.json`` (of several, ``model.safetensors.index.json``);
-              without one its ``model.safetensors``, or else all of its ``*.safetensors``;
-            * an index, whose name ends in ``.json``;
+            * a folder: its ``*.safetensors.index.json`` (if there are several,
+              ``model.safetensors.index.json``); without an index its ``model.safetensors``, or otherwise all
+              of its ``*.safetensors``;
+            * an index, with a name ending in ``.json``;
             * a list of files, in order;
-            * if there is no such path, the id of a Hugging Face repository, as a str: by its snapshot of the
+            * if there is no such path, the id of a Hugging Face repository, as a str: its snapshot of the
               branch ``main`` in the local cache (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded.
-        mmap_mode: How to open; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
-        strict: Whether to refuse headers that the format disallows though upstream accepts them,
-            duplicate names above all; an index with duplicate names; files that lack a tensor that the
-            index names for them; and, without an index, a tensor in two files. With False the last
-            duplicate counts, missing tensors are left out, and of two files that have a tensor the last
-            counts; `Checkpoint.warnings` lists them. With an index, the file that it names has the tensor,
-            and a copy in another file is a warning, whatever `strict` is.
-        cache_root: Another folder that links may lead into. With it, files that are named here are
-            confined too: to their folder and to this one.
-        raw: Whether to return each tensor as its bytes: type uint8, the last dimension counting bytes. For
-            element types that NumPy has only with ml_dtypes.
-        ahead: Bytes at most that are read ahead of the tensors that are asked for; see
+        mmap_mode: How to open the files; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
+        strict: Whether to reject headers that the format forbids but upstream accepts, mainly because of
+            duplicate names; an index with duplicate names; files without a tensor that the index assigns to
+            them; and, without an index, a tensor in two files. With False, the last duplicate counts, missing
+            tensors are left out, and the last of two files with the same tensor counts; `Checkpoint.warnings`
+            lists them. With an index, a tensor comes from the file that the index names, and a copy in
+            another file is a warning, regardless of `strict`.
+        cache_root: Another folder that links may lead into. With it, files named here are also confined: to
+            their folder and to this one.
+        raw: Whether to return each tensor as its bytes: the type is uint8, and the last dimension counts
+            bytes. Use it for element types that NumPy supports only with ml_dtypes.
+        ahead: Limit on the bytes that are read ahead of requested tensors; see
             `pagestream.safetensors.safe_open`.
 
     Returns:
@@ -631,7 +636,7 @@ def open_checkpoint(
         OSError: A file cannot be opened, or the folder has none, or a repository was not downloaded; with
             ``errno`` and ``filename``.
         SafetensorError: A file is not a valid safetensors file; or the index (of at most 256 MiB) is not
-            valid; or files are missing, refused or broken, or tensors missing or in two files, all reported
+            valid; or files are missing, rejected or broken, or tensors missing or in two files, all reported
             in one error. The message says what was found, what was expected and where.
         FileChangedError: The index was replaced while the files were opened.
 

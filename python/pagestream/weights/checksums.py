@@ -14,26 +14,26 @@ from pagestream.errors import ChecksumError
 from pagestream.weights import holes
 from pagestream.weights.streaming import Wanted
 
-# Of a file: its number, whether it was compared, what does not fit, and path and text of its checksums.
+# For a file: its number, whether it was compared, all errors, and the path and text of its checksums.
 _Outcome: TypeAlias = "tuple[int, bool, list[ChecksumError], tuple[str, str] | None]"
 
-# Strategies that read into memory of the tensors' own.
+# Strategies that read tensors into their own memory.
 _OWNED = ("pread", "direct")
 
 
 @set_module("pagestream")
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `Checkpoint.verify` found.
+    """The result of `Checkpoint.verify`.
 
     Attributes:
-        checked: The files of which every byte was compared with a checksum.
-        unchecked: The files that have no checksum that can be used. Nothing of them was read.
-        bad: Everything that is wrong, in order of the files and of their data: an error for each tensor,
-            header and file that does not have its checksum, each tensor without one in a file that has
-            checksums, and each file of checksums that cannot be understood.
-        warnings: Holes among the tensors of files that are not proven by checksums (see
-            `Checkpoint.warnings`). A hole alone proves no damage, so it is not in `bad`.
+        checked: The files in which every byte was compared with a checksum.
+        unchecked: The files without a usable checksum. They were not read.
+        bad: Everything that is wrong, in order of the files and of their data. There is an error for each
+            tensor, header and file that does not match its checksum, for each tensor without one in a file
+            that has checksums, and for each malformed checksum file.
+        warnings: Holes among the tensors of files that no checksums prove (see `Checkpoint.warnings`). A hole
+            alone proves no damage, so it is not in `bad`.
 
     Examples:
         >>> import pagestream
@@ -49,7 +49,7 @@ class VerifyReport:
 
 
 def write(files: _native.Checkpoint, threads: int | None, progress: Progress) -> tuple[str, ...]:
-    """Writes the checksums of each file beside it, as soon as they are known. Returns the paths."""
+    """Writes the checksums of each file beside it, once they are known. Returns the paths."""
     written = {}
     for number, _, _, found in _outcomes(_run(files, "write", threads), progress):
         if found is not None:
@@ -74,10 +74,10 @@ def verify(files: _native.Checkpoint, threads: int | None, progress: Progress) -
 
 
 def known(files: _native.Checkpoint, names: Iterable[str], threads: int | None) -> _native.ChecksumRun:
-    """Returns the checksums of the files of some tensors, whose sizes and headers were compared with them.
+    """Returns the checksums for the files of some tensors, after comparing the files' sizes and headers.
 
     Raises:
-        ChecksumError: A file has none, or they do not fit; of several the first.
+        ChecksumError: A file has no checksums, or they do not match. The error is about the first such file.
     """
     run = _run(files, "headers", threads, sorted({files.number_of(name) for name in names}))
     errors = {number: errors for number, _, errors, _ in _outcomes(run, None) if errors}
@@ -87,10 +87,10 @@ def known(files: _native.Checkpoint, names: Iterable[str], threads: int | None) 
 
 
 def comparable(wanted: list[Wanted], strategy: str) -> list[str]:
-    """Returns the names of tensors whose bytes can be compared with checksums: whole ones, that are read.
+    """Returns the names of tensors to compare with checksums. They must be whole, and read into memory.
 
     Raises:
-        ValueError: One of them cannot.
+        ValueError: One of the tensors cannot be compared.
     """
     if strategy not in _OWNED:
         message = (
@@ -114,7 +114,7 @@ def _run(
 
 
 def _outcomes(run: _native.ChecksumRun, progress: Progress) -> Iterator[_Outcome]:
-    """Yields what is found out about each file, in no order, and reports the bytes that were read."""
+    """Yields the result for each file, in no particular order, and reports the bytes that were read."""
     try:
         with reporting(progress, run.total_bytes, "checksums") as report:
             while (found := run.poll()) is not None:

@@ -14,7 +14,7 @@ from pagestream import _native, errors
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# The name that NumPy, or else ml_dtypes, has for each element type.
+# The name of each element type in NumPy, or otherwise in ml_dtypes.
 NAMES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -40,12 +40,12 @@ NAMES = {
     "F6_E3M2": "float6_e3m2fn",
 }
 
-# NumPy types by element type. Those of ml_dtypes are added when they are first used.
+# NumPy types by element type. The types of ml_dtypes are added on first use.
 KNOWN: dict[str, np.dtype[Any]] = {
     element: np.dtype(name) for element, name in NAMES.items() if name in np.sctypeDict
 }
 
-# Bits of the types that are smaller than a byte: packed in a file, one byte each in an array.
+# Bits of the types smaller than a byte. They are packed in a file, and take one byte each in an array.
 SUB_BYTE_BITS = {name: bits for name, bits in _native.DTYPE_BITS.items() if bits % 8}
 
 
@@ -53,10 +53,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     """Returns the NumPy type of a safetensors element type.
 
     Args:
-        name: As it stands in a header, such as ``"BF16"``.
+        name: The name in a header, for example ``"BF16"``.
 
     Raises:
-        SafetensorError: NumPy has such a type only with ml_dtypes, which is not installed, or is too old.
+        SafetensorError: NumPy supports this type only with ml_dtypes, which is missing or too old.
     """
     if name in KNOWN:
         return KNOWN[name]
@@ -83,7 +83,7 @@ def raw_shape(dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[int, ...
         nbytes: Its size in bytes.
 
     Returns:
-        The shape of ``array.view(np.uint8)``; a flat one where the last dimension does not fill bytes
+        The shape of ``array.view(np.uint8)``, or a flat shape if the last dimension does not fill bytes
         (elements of 4 and 6 bits).
     """
     last_bits = (shape[-1] if shape else 1) * _native.DTYPE_BITS[dtype]
@@ -91,15 +91,15 @@ def raw_shape(dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[int, ...
 
 
 def itemsize(dtype: str) -> int:
-    """Returns the bytes of one element in a file; 1 for elements that share a byte."""
+    """Returns the size of an element in a file in bytes, or 1 for elements that share a byte."""
     return max(1, _native.DTYPE_BITS[dtype] // 8)
 
 
 def unpack(packed: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Unpacks elements of 4 and 6 bits to one byte each, as the types of ml_dtypes want them.
+    """Unpacks elements of 4 and 6 bits to one byte each, as the types of ml_dtypes require.
 
-    The first element has the lowest bits, as in PyTorch's ``float4_e2m1fn_x2``; the format itself does not
-    say so.
+    The first element has the lowest bits, as in PyTorch's ``float4_e2m1fn_x2``. The format itself does not
+    specify the order.
 
     Args:
         packed: The tensor's bytes.

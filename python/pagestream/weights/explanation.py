@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 # The default size limit of one FUSE request.
 _REQUEST_BYTES = 128 << 10
 _SIDE_BY_SIDE = 16
-# Requests are timed in the largest tensors, up to this number.
+# Maximum number of tensors in which requests are timed, starting with the largest.
 _TIMED_TENSORS = 64
-# With fewer places to draw from, the reads would lie too close together.
+# With fewer places, random reads would lie too close together.
 _LEAST_PLACES = 4 * _SIDE_BY_SIDE
 
 # Lines about a FUSE mount with a page cache, without and with PAGESTREAM_SHARE=on.
@@ -92,7 +92,7 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
 
 
 def _trial(files: _native.Checkpoint, tensors: list[Wanted]) -> list[str]:
-    """Times one read, then several side by side, at random places of the largest tensors."""
+    """Times a single read, then several in parallel, at random places of the largest tensors."""
     drawn = random.Random()  # noqa: S311 - leaves the caller's random numbers alone
     places: list[tuple[str, int]] = []
     for each in heapq.nlargest(_TIMED_TENSORS, tensors, key=lambda each: each.info.nbytes):

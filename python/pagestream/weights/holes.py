@@ -1,4 +1,4 @@
-"""Holes: ranges of a file without stored bytes. They read as zeros, for example where a download stopped."""
+"""Holes: ranges of a file without stored bytes. They read as zeros, for example after a partial download."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 # On network mounts each file takes a few round trips.
 _SIDE_BY_SIDE = 16
-# Tensors that a warning names.
+# Number of tensors that a warning names.
 _NAMED = 3
 
 
 class _Contents(NamedTuple):
-    """The tensors of one file, and the path to open."""
+    """The tensors of a file, and the path to open."""
 
     path: str
     names: list[str]
@@ -32,13 +32,13 @@ class _Contents(NamedTuple):
 
 
 def warnings(files: _native.Checkpoint, numbers: Collection[int] | None = None) -> list[str]:
-    """Returns a warning for each file that has tensors in holes.
+    """Returns a warning for each file with tensors in holes.
 
-    Files on FUSE mounts are left out: to open a file there again drops its cached pages, unless the daemon
-    keeps them. A file that cannot be opened again, or was cut, is left out, too: its tensors raise.
+    Files on FUSE mounts are skipped: opening a file there again drops its cached pages, unless the daemon
+    keeps them. A file that cannot be opened again, or was truncated, is also skipped: its tensors raise.
 
     Args:
-        files: The open files. Closed ones have no warnings.
+        files: The open files. Closed files have no warnings.
         numbers: The numbers of the files to examine. None means all of them.
     """
     contents: list[_Contents] = []

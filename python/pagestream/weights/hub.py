@@ -8,7 +8,7 @@ import re
 
 from pagestream._common import hub
 
-# "gpt2", "meta-llama/Llama-3.1-8B". Names of files are none.
+# For example "gpt2" or "meta-llama/Llama-3.1-8B". Names of files do not match.
 _REPOSITORY = re.compile(
     r"(?!.*(--|\.\.|\.(safetensors|json|bin|pt|npy|idx|ds|tokens)$))(\w[\w.-]*/)?\w[\w.-]*", re.ASCII
 )
@@ -18,10 +18,10 @@ def local_folder(name: str) -> str:
     """Returns the snapshot of a repository in the local cache. Nothing is downloaded.
 
     Args:
-        name: A path, or the id of a repository such as ``"meta-llama/Llama-3.1-8B"``.
+        name: A path, or the id of a repository, for example ``"meta-llama/Llama-3.1-8B"``.
 
     Returns:
-        The path itself, if it is there or cannot be an id; else the snapshot, see `hub.snapshot_in`.
+        The path itself, if it exists or cannot be an id. Otherwise the snapshot; see `hub.snapshot_in`.
 
     Raises:
         FileNotFoundError: There is no such path, and no snapshot with safetensors files.

@@ -1,8 +1,8 @@
-"""NumPy's basic indexing as arithmetic: which elements of a tensor an index selects, without the tensor.
+"""NumPy's basic indexing as arithmetic: finds the elements that an index selects, without the tensor.
 
-Ints, slices of any step, ``...`` and None mean what they mean in NumPy
-(https://numpy.org/doc/stable/user/basics.indexing.html#basic-indexing). Arrays, lists and bools, which index
-in another way there, are refused; an empty list selects nothing, as in safetensors.
+Ints, slices with any step, ``...`` and None have the same meaning as in NumPy
+(https://numpy.org/doc/stable/user/basics.indexing.html#basic-indexing). Arrays, lists and bools, which NumPy
+treats as advanced indices, are rejected. An empty list selects nothing, as in safetensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagestream import errors
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# One part of an index, and an index.
+# A part of an index, and an index.
 Part: TypeAlias = SupportsIndex | slice | EllipsisType | None
 Index: TypeAlias = Part | tuple[Part, ...] | list[Any]
 
@@ -33,7 +33,7 @@ class ByteSelection(NamedTuple):
     Attributes:
         first: The byte of the tensor at which the result's first element begins.
         shape: The result's shape, in elements.
-        strides: From one index to the next along each of its axes, in bytes.
+        strides: The distance between neighbours along each axis of the result, in bytes.
         item_bytes: The size of an element.
     """
 
@@ -47,9 +47,9 @@ class Selection(NamedTuple):
     """Elements of a contiguous tensor. All counts are in elements.
 
     Attributes:
-        first: The place of the result's first element.
+        first: The position of the result's first element.
         shape: The result's shape.
-        strides: From one index to the next along each of its axes.
+        strides: The distance between neighbours along each axis of the result.
     """
 
     first: int
@@ -62,13 +62,13 @@ class Selection(NamedTuple):
         return math.prod(self.shape)
 
     def in_bytes(self, item_bytes: int) -> ByteSelection:
-        """Returns the selection as the native module takes it."""
+        """Returns the selection in the form that the native module expects."""
         strides = tuple([stride * item_bytes for stride in self.strides])
         return ByteSelection(self.first * item_bytes, self.shape, strides, item_bytes)
 
 
 def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Selection:
-    """Returns what `index` selects of a contiguous tensor.
+    """Returns the elements of a contiguous tensor that `index` selects.
 
     Args:
         shape: The tensor's shape.
@@ -76,11 +76,10 @@ def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Select
         name: The name of the tensor in messages.
 
     Returns:
-        The selection, which is empty where the result is.
+        The selection, which is empty if the result is.
 
     Raises:
-        SliceError: An int is out of range, there are too many parts, or one of a kind that is not basic
-            indexing.
+        SliceError: An int is out of range, there are too many parts, or a part is not basic indexing.
 
     Examples:
         >>> from pagestream.weights.indexing import select
@@ -88,7 +87,7 @@ def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Select
         Selection(first=5, shape=(4, 3), strides=(6, -2))
     """
     if type(index) in (int, slice) and shape and 0 not in shape:
-        # Rows, which programs ask for one by one.
+        # Rows, which programs often request one by one.
         of_row, *inner = _contiguous_strides(shape)
         if isinstance(index, slice):
             start, length, step = _narrow(index, shape[0], 0)
@@ -104,7 +103,7 @@ def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Select
             strides.append(0)
             continue
         size = shape[dimension]
-        # A length of 0 makes every stride after it 0: nothing is selected, whatever the strides are.
+        # A length of 0 makes all later strides 0: nothing is selected, whatever the strides are.
         stride = stride // size if size else 0
         if part is _ALL:
             lengths.append(size)
@@ -128,7 +127,7 @@ def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def parts(shape: tuple[int, ...], index: Index, name: str = "tensor") -> list[Any]:
-    """Returns the parts of an index, one for each dimension, and None for each new one.
+    """Returns the parts of an index: one per dimension, and None for each new dimension.
 
     The arguments are those of `select`.
     """
@@ -161,9 +160,9 @@ def parts(shape: tuple[int, ...], index: Index, name: str = "tensor") -> list[An
 
 
 def is_advanced(index: Any) -> bool:  # noqa: ANN401
-    """Returns whether an index has lists, arrays or tensors in it, which are not basic indexing.
+    """Returns whether an index contains lists, arrays or tensors, which are not basic indexing.
 
-    A bare empty list and single bools return False; they are rejected later.
+    An empty list by itself and single bools return False; they are rejected later.
     """
     if isinstance(index, list) and not index:
         return False
@@ -179,8 +178,8 @@ def _is_basic(part: Any) -> bool:  # noqa: ANN401
         return True
     if isinstance(part, np.generic):
         return isinstance(part, np.integer)
-    # An object with a shape is an array, even with one element: a torch bool of that kind would pass for an
-    # int.
+    # An object with a shape is an array, even with one element: for example, a torch bool of that kind would
+    # pass for an int.
     return hasattr(part, "__index__") and not isinstance(part, bool) and not hasattr(part, "shape")
 
 
@@ -192,7 +191,7 @@ def _described(part: Any) -> str:  # noqa: ANN401
 
 
 def _narrow(part: slice, size: int, dimension: int) -> tuple[int, int, int]:
-    """Returns first element, length and step of a slice, clipped to the size as in NumPy."""
+    """Returns the first element, the length and the step of a slice, clipped to the size as in NumPy."""
     try:
         start, stop, step = part.indices(size)
     except (TypeError, ValueError) as cause:
@@ -224,13 +223,13 @@ def _text(part: Any) -> str:  # noqa: ANN401
 
 
 def of_tensor(error: errors.SafetensorError, path: str, name: str) -> errors.SafetensorError:
-    """Returns an error that says in which tensor of which file an index, or a type, is wrong."""
+    """Returns an error that names the tensor and the file in which an index, or a type, is wrong."""
     kind = errors.SliceError if isinstance(error, errors.SliceError) else errors.SafetensorError
     return kind(f"{path}: tensor {name!r}: {error}")
 
 
 def array_part(array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
-    """Returns a part of an array as an array, also where it is a single element.
+    """Returns a part of an array as an array, even if it is a single element.
 
     Examples:
         >>> import numpy as np
@@ -238,7 +237,7 @@ def array_part(array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
         >>> array_part(np.arange(6).reshape(2, 3), (-1, 0))
         array(3)
     """
-    # NumPy gives a scalar for an index that names each dimension, and a view if an ellipsis follows.
+    # NumPy returns a scalar for an index with all dimensions, but a view if an ellipsis follows.
     found: object = array[index]
     if isinstance(found, np.ndarray):
         return found

@@ -1,4 +1,4 @@
-"""What a plan may be: names, a mapping from names to parts, or a function."""
+"""The forms of a plan: names, a mapping from names to parts, or a function."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from pagestream.weights.indexing import Index
 from pagestream.weights.tensor_info import TensorInfo
 
-# The part of a tensor; None or True for all of it, False to leave it out.
+# The part of a tensor; None or True for the whole tensor, False to skip it.
 Chosen: TypeAlias = Index | bool | None
 Plan: TypeAlias = Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None
 
 
 def parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -> Mapping[str, Index | None]:
-    """Returns the names of a plan, and the part of each that is wanted; None for all of a tensor.
+    """Returns the names in a plan, and the requested part of each; None for the whole tensor.
 
     Raises:
-        TypeError: `plan` is a str, or has something else than names.
-        ValueError: A name is there twice.
+        TypeError: `plan` is a str, or contains something other than names.
+        ValueError: A name occurs twice.
     """
     if isinstance(plan, (str, bytes)):
         message = f"plan must be names, not one: [{plan!r}]"
@@ -29,7 +29,7 @@ def parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) ->
         return dict.fromkeys(names)
     if callable(plan):
         found = ((name, plan(info_of(name))) for name in names)
-        # A comparison of NumPy's numbers gives a bool of its own.
+        # A comparison of NumPy numbers returns NumPy's own bool.
         chosen = ((name, bool(part) if isinstance(part, np.bool_) else part) for name, part in found)
         return {name: None if part is True else part for name, part in chosen if part is not False}
     if isinstance(plan, Mapping):

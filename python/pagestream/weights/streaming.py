@@ -1,4 +1,4 @@
-"""Streams of tensors: plans, their order, and the arrays as they land."""
+"""Streams of tensors: plans, their order, and the arrays as they arrive."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ TensorT_co = TypeVar("TensorT_co", covariant=True)
 class TensorStream(ClosedByWith, Iterator[tuple[str, TensorT_co]]):
     """Names and tensors, as their bytes arrive: an iterator with a length.
 
-    `Checkpoint.stream` and `pagestream.torch.stream_checkpoint` make it. ``len(stream)`` is the number of
-    tensors in its plan, and stays the same while they are taken. `close`, or the end of a ``with`` block,
-    ends all reads early.
+    `Checkpoint.stream` and `pagestream.torch.stream_checkpoint` create it. ``len(stream)`` is the number of
+    tensors in its plan, and does not change during iteration. `close`, or the end of a ``with`` block, ends
+    all reads early.
 
     Examples:
         >>> from pagestream import open_checkpoint
@@ -48,12 +48,12 @@ class TensorStream(ClosedByWith, Iterator[tuple[str, TensorT_co]]):
     __slots__ = ("_length", "_pairs")
 
     def __init__(self, pairs: Generator[tuple[str, TensorT_co], None, None], length: int) -> None:
-        """Takes the pairs, and their number."""
+        """Keeps the pairs and their number."""
         self._pairs = pairs
         self._length = length
 
     def __next__(self) -> tuple[str, TensorT_co]:
-        """Returns the next name and tensor, once its bytes are there."""
+        """Returns the next name and tensor, once its bytes have arrived."""
         return next(self._pairs)
 
     def __len__(self) -> int:
@@ -61,11 +61,11 @@ class TensorStream(ClosedByWith, Iterator[tuple[str, TensorT_co]]):
         return self._length
 
     def __bool__(self) -> bool:
-        """True, also without tensors: an iterator is no container."""
+        """Returns True, even without tensors: an iterator is not a container."""
         return True
 
     def close(self) -> None:
-        """Ends all reads. Tensors that are out stay valid.
+        """Ends all reads. Tensors already returned stay valid.
 
         Examples:
             >>> from pagestream import open_checkpoint
@@ -82,8 +82,8 @@ class Wanted:
     """A tensor of a plan.
 
     Attributes:
-        info: What the header says of it.
-        index: The part that is wanted; ``...`` for all of it.
+        info: Its entry in the header.
+        index: The requested part; ``...`` for the whole tensor.
         dtype: The element type that the user sees, by its safetensors name.
         shape: The tensor's shape, in elements of `dtype`.
         part: The elements to read; None for all of them.
@@ -97,7 +97,7 @@ class Wanted:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are read."""
+        """The number of bytes to read."""
         return self.info.nbytes if self.part is None else self.part.size * itemsize(self.dtype)
 
     def native(self) -> tuple[str, ByteSelection | None]:
@@ -105,7 +105,7 @@ class Wanted:
         return self.info.name, None if self.part is None else self.part.in_bytes(itemsize(self.dtype))
 
     def made(self, framework: Framework, buffer: _native.Exporter) -> Any:  # noqa: ANN401
-        """Returns the tensor over memory that holds its bytes."""
+        """Returns the tensor over memory that contains its bytes."""
         shape = self.shape if self.part is None else self.part.shape
 
         def fill(memory: Any) -> None:  # noqa: ANN401 - anything with the buffer protocol
@@ -132,22 +132,22 @@ def planned(
 
     Args:
         names: All names of the checkpoint, in the order of the files.
-        info_of: Returns what the header says of a tensor.
-        plan: What to stream; None for all tensors.
+        info_of: Returns the header's entry for a tensor.
+        plan: The plan to stream; None for all tensors.
         order: ``"file"``, ``"plan"`` or ``"layer"``.
-        framework: What is made of the bytes.
+        framework: Creates tensors from the bytes.
 
     Raises:
         KeyError: There is no tensor of a name.
         IndexError: A part is out of range, or not basic indexing.
-        TypeError: `plan` is a str, or has something else than names.
-        ValueError: An unknown order, or a name that is there twice.
+        TypeError: `plan` is a str, or contains something other than names.
+        ValueError: The order is unknown, or a name occurs twice.
     """
     checks.one_of("order", order, _ORDERS)
     wanted = [
         planned_part(info_of(name), part, framework) for name, part in parts(names, info_of, plan).items()
     ]
-    # All names come in the order of the files.
+    # `names` already has the order of the files.
     if order != "plan" and plan is not None:
         rank = {name: number for number, name in enumerate(names)}
         wanted.sort(key=lambda each: rank[each.info.name])
@@ -163,7 +163,7 @@ def _numbers_in(name: str) -> list[tuple[int, str]]:
 
 
 def planned_part(info: TensorInfo, part: Index | None, framework: Framework) -> Wanted:
-    """Returns a part of a tensor, None for all of it.
+    """Returns a plan entry for a part of a tensor; None means the whole tensor.
 
     Raises:
         SliceError: The part is out of range, or not basic indexing.
@@ -187,18 +187,18 @@ def chosen(
     drop_behind: bool = False,
     is_limited: bool = False,
 ) -> tuple[str, str]:
-    """Returns the strategy to use, and why.
+    """Returns the strategy to use, and the reason.
 
     Args:
         files: The files.
         wanted: The plan.
-        strategy: What the caller asked for.
-        drop_behind: Whether nothing may stay in the page cache.
-        is_limited: Whether the caller named limits of threads or memory, which a trial of the mount exceeds.
+        strategy: The strategy that the caller requested.
+        drop_behind: Whether the page cache must stay as it was.
+        is_limited: Whether the caller set limits on threads or memory, which a trial of the mount exceeds.
 
     Raises:
-        ValueError: An unknown word; ``"mapped"`` where a file is not mapped; ``"ahead"`` where reads bypass
-            the page cache; or either with `drop_behind`.
+        ValueError: The word is unknown; ``"mapped"`` if a file is not mapped; ``"ahead"`` if reads bypass the
+            page cache; or either with `drop_behind`.
     """
     checks.one_of("strategy", strategy, _native.STRATEGIES)
     if strategy == "mapped" and files.mode == "read":
@@ -241,13 +241,13 @@ def tensors(
     Args:
         files: The files.
         wanted: The plan.
-        strategy: What `chosen` returned.
-        framework: Makes tensors of memory of their own, for ``"pread"`` and ``"direct"``.
+        strategy: A result of `chosen`.
+        framework: Creates tensors with their own memory, for ``"pread"`` and ``"direct"``.
         view: Returns a tensor over its file, which is mapped, for ``"mapped"`` and ``"ahead"``.
-        memory_bytes: Bytes that are read and not yet used.
-        threads: Threads that read.
-        checks: What the bytes are compared with; None for nothing.
-        drop_behind: Whether bytes that are read leave the page cache again.
+        memory_bytes: Limit on the bytes that are read and not yet used.
+        threads: Number of threads that read.
+        checks: The checksums to compare the bytes with; None for no comparison.
+        drop_behind: Whether bytes leave the page cache after they were read.
     """
     # A view of a file that was rewritten meanwhile would show the new bytes.
     is_viewed = strategy in ("mapped", "ahead")
@@ -258,7 +258,7 @@ def tensors(
             tensor = views.of(each)
             yield each, tensor
             del tensor
-        # What the consumer has made of the last ones is not of a new file, either.
+        # The results that the consumer made from the last tensors must not come from a new file either.
         for name in last_of_file.values():
             files.verify_file(name)
         return
@@ -270,9 +270,9 @@ def tensors(
         while (landed := stream.next()) is not None:
             number, buffer = landed
             each = wanted[number]
-            # With "ahead" the bytes are in the page cache now.
+            # With "ahead", the bytes are in the page cache now.
             tensor = views.of(each) if is_viewed else each.made(framework, buffer)
-            # While the next one is awaited nothing here keeps this one's memory.
+            # Keep no reference to this tensor's memory while waiting for the next one.
             del landed, buffer
             yield each, tensor
             del tensor
@@ -285,9 +285,9 @@ def tensors(
 
 
 class _Views:
-    """Tensors over their files. A file that was looked up for one of them serves its neighbours.
+    """Tensors over their files. A file that was found for one tensor serves its neighbours.
 
-    Writable tensors have pages of their own. A write to one of them changes no other tensor of an open
+    Writable tensors have their own pages. A write to one of them changes no other tensor of an open
     checkpoint.
     """
 
@@ -327,12 +327,12 @@ def _reported(
     pairs: Generator[tuple[Wanted, Any], None, None], wanted: list[Wanted], progress: Progress
 ) -> Generator[tuple[str, Any], None, None]:
     total_bytes = sum(each.nbytes for each in wanted)
-    # Closed here, and not when the last reference is dropped: an interrupt meanwhile would be lost.
+    # Closed here, and not when the last reference is dropped, because an interrupt in between would be lost.
     with telling(pairs), reporting(progress, total_bytes, "tensors") as report:
         done_bytes = 0
         for each, tensor in pairs:
             yield each.info.name, tensor
-            # The consumer may want its memory for the next one.
+            # The consumer may need its memory for the next tensor.
             del tensor
             if report is not None:
                 done_bytes += each.nbytes

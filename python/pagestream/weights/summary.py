@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in few words: its element types, its largest tensors, a page of HTML."""
+"""A short summary of a checkpoint: its element types, its largest tensors, a page of HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pagestream.weights.tensor_info import TensorInfo
 
-# Tensors of a page.
+# Number of tensors on a page.
 _SHOWN = 10
 
 
@@ -28,7 +28,7 @@ class DtypeSummary(NamedTuple):
 
 
 def by_dtype(tensors: Iterable[TensorInfo]) -> list[DtypeSummary]:
-    """Returns a summary for each element type, the one with the most bytes first."""
+    """Returns a summary for each element type, with the most bytes first."""
     found: dict[str, DtypeSummary] = {}
     for tensor in tensors:
         _, number, elements, nbytes = found.get(tensor.dtype, DtypeSummary(tensor.dtype, 0, 0, 0))
@@ -46,7 +46,7 @@ def html(name: str, files: int, tensors: list[TensorInfo]) -> str:
     """Returns a summary for notebooks.
 
     Args:
-        name: What the checkpoint is called.
+        name: The name of the checkpoint.
         files: The number of its files.
         tensors: All of its tensors.
     """

@@ -1,4 +1,4 @@
-"""What a header says of a tensor."""
+"""The entry of a tensor in a header."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pagestream._common.public import set_module
 @set_module("pagestream")
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a header says of one tensor.
+    """The entry of a tensor in a header.
 
     Attributes:
         name: The tensor's name.
-        dtype: The element type by its safetensors name, such as ``"BF16"``.
+        dtype: The element type by its safetensors name, for example ``"BF16"``.
         shape: The dimensions, in elements.
         nbytes: The size in bytes.
-        path: The file that holds the tensor.
-        offset: Where the tensor's bytes begin in that file.
+        path: The file that contains the tensor.
+        offset: The offset of the tensor's bytes in that file.
 
     Examples:
         >>> from pagestream import open_checkpoint

@@ -46,16 +46,16 @@ class Warming:
 
     @property
     def fraction(self) -> float:
-        """How much of the plan's bytes was read, or found in the page cache: 0.0 to 1.0.
+        """The fraction of the plan's bytes that was read, or found in the page cache: 0.0 to 1.0.
 
-        Tensors that a stream reads by itself are not counted. 1.0 if the plan has no bytes.
+        Tensors that a stream reads itself are not counted. The fraction is 1.0 if the plan has no bytes.
         """
         planned_bytes = self._native.planned_bytes
         return self._native.done_bytes / planned_bytes if planned_bytes else 1.0
 
     @property
     def bytes_read(self) -> int:
-        """The bytes that were fetched. Those that were in the page cache already are not counted."""
+        """The number of bytes fetched. Bytes that were already in the page cache are not counted."""
         return self._native.read_bytes
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -65,15 +65,15 @@ class Warming:
         stay as they are then; in memory of the process, reading goes on as tensors are taken.
 
         Args:
-            timeout: Seconds to wait at most; None for as long as it takes.
+            timeout: Maximum number of seconds to wait; None for no limit.
 
         Returns:
             True, or False after `timeout` seconds.
 
         Raises:
-            MappedReadError: A file was cut or its storage failed; with path and offset. It is raised again at
-                each further call; what was read before can be used.
-            FileChangedError: A file was rewritten since it was opened; likewise.
+            MappedReadError: A file was truncated, or its storage failed; with path and offset. Each further
+                call raises it again; tensors that were read before can be used.
+            FileChangedError: A file was rewritten since it was opened. Each further call raises it again.
             ValueError: `timeout` is negative, infinite or not a number; or this is a child of the process
                 that started the warming.
 
@@ -105,7 +105,7 @@ class Warming:
         self.cancel()
 
     def __repr__(self) -> str:
-        """Returns how many bytes are there, of how many, and whether more are read."""
+        """Shows the bytes read, the bytes planned, and the state."""
         done, planned = self._native.done_bytes, self._native.planned_bytes
         return f"<{type(self).__name__} {done:,} of {planned:,} bytes, {self._native.state}>"
 
