@@ -370,8 +370,8 @@ def _divided(box: Box, most_bytes: int) -> Iterator[Box]:
 def rounds(pieces: Iterable[Piece], ranks: int, round_bytes: int) -> list[Round]:
     """Returns the rounds. Each has at least one shared piece, and as many as fit into `round_bytes`.
 
-    The limit holds on every rank, for the bytes that it reads, sends and receives. Pieces for one rank come one
-    at a time, after the shared pieces that precede them.
+    The limit holds on every rank, for the bytes that it reads, sends and receives. Pieces for one rank come
+    one at a time, after the shared pieces that precede them.
     """
     found = [Round([], [])]
     held_bytes = np.zeros(ranks, np.int64)
