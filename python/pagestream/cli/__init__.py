@@ -1,4 +1,4 @@
-"""The command ``pagestream``. Each subcommand is a file, and prints through `_console`."""
+"""The command ``pagestream``. Each subcommand has a module, and prints through `_console`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagestream.cli import _codes
 
 
 def main() -> None:
-    """Runs the command of ``sys.argv``. Ctrl-C ends it without a traceback, also while it imports modules."""
+    """Runs the command in ``sys.argv``. Ctrl-C ends it without a traceback, even during imports."""
     try:
         _run()
     except KeyboardInterrupt:
@@ -19,7 +19,7 @@ def main() -> None:
 
 def _run() -> None:
     if sys.argv[1:] == ["--version"]:
-        # At once: typer imports pydantic for the value of an option.
+        # Print it at once: for the value of an option, typer would import pydantic.
         print(__version__)
         return
     for name in ("typer", "rich"):

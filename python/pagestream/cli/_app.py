@@ -1,4 +1,4 @@
-"""The command line: which subcommands there are."""
+"""The command line: the table of subcommands."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pagestream.cli import _codes, _output
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The commands, each in a module of its name, and how their help begins. A module is imported when its
-# command is used: `--help` does not wait for NumPy and rich.
+# The commands, each in a module of its name, with the first line of their help. A module is imported when its
+# command is used, so that `--help` does not wait for NumPy and rich.
 COMMANDS = {
     "info": "Show the content of a token file, a safetensors file or a checkpoint.",
     "check": "Time the storage, show how pagestream reads from it, and suggest mount options.",
@@ -30,20 +30,20 @@ COMMANDS = {
     "env": "Print versions, limits and the mounts of paths, for a bug report.",
     "run": "Run any command. Its Python processes import pagestream's safetensors.",
 }
-# Options behind the command of `run` belong to that command.
+# Options after the command of `run` belong to that command.
 _SETTINGS = {"run": {"allow_interspersed_args": False}}
 
 
 class _Group(typer.core.TyperGroup):
-    """The commands of the table."""
+    """The commands in the table."""
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - those of typer
         super().__init__(**attributes)
-        # Names that a misspelt one is compared with. `get_command` has the commands.
+        # Names for suggestions after a typing error. `get_command` returns the commands.
         self.commands = dict.fromkeys(COMMANDS, self)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - click is not always typer's own
-        """Imports a command; None if there is no such command."""
+        """Imports a command. Returns None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         function = getattr(import_module(f"pagestream.cli.{cmd_name}"), cmd_name)
@@ -52,14 +52,14 @@ class _Group(typer.core.TyperGroup):
         return typer.main.get_command(of_one)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
-        """Imports and runs a command. Ctrl-C sets the exit code: some versions of typer set 1."""
+        """Imports and runs a command. Sets the exit code for Ctrl-C: some versions of typer set 1."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(_codes.INTERRUPTED) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002
-        """Writes the commands without importing them."""
+        """Lists the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 

@@ -1,4 +1,4 @@
-"""Compressed files of text, which are read as a stream: gzip, and Zstandard."""
+"""Reads compressed text files as a stream: gzip, and Zstandard."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def suffix_of(path: str) -> str | None:
 
 
 def refuse_without_package(path: str) -> None:
-    """Refuses a Zstandard file where no package reads it.
+    """Rejects a Zstandard file if no package can read it.
 
     Raises:
-        ImportError: Neither Python nor zstandard reads Zstandard.
+        ImportError: Neither Python nor zstandard can read Zstandard.
     """
     if suffix_of(path) == ".zst":
         _decompressor(path)
@@ -40,8 +40,8 @@ def opened(path: str) -> Iterator[io.BufferedIOBase]:
     """Opens a compressed file for reading its text.
 
     Raises:
-        FormatError: The file is damaged, or was cut off.
-        ImportError: As from `refuse_without_package`.
+        FormatError: The file is damaged or truncated.
+        ImportError: As for `refuse_without_package`.
         OSError: The file cannot be read.
     """
     suffix = os.path.splitext(path)[1].lower()
@@ -58,7 +58,10 @@ def opened(path: str) -> Iterator[io.BufferedIOBase]:
 
 
 def _decompressor(path: str) -> Callable[[], Any]:
-    """Returns a function that makes a decompressor, from Python 3.14 or from zstandard: the methods agree."""
+    """Returns a function that creates a decompressor, from Python 3.14 or zstandard.
+
+    Both decompressors have the same methods.
+    """
     try:
         from compression.zstd import ZstdDecompressor  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -74,7 +77,10 @@ def _decompressor(path: str) -> Callable[[], Any]:
 
 
 class _Zstandard(io.RawIOBase):
-    """The text of a file of one frame or more. zstandard's own reader takes a cut frame for a whole one."""
+    """The text of a file with one or more frames.
+
+    zstandard's own reader accepts a truncated frame as complete.
+    """
 
     def __init__(self, path: str) -> None:
         self._new = _decompressor(path)
@@ -92,10 +98,10 @@ class _Zstandard(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Reads the next bytes of the text; none at its end.
+        """Reads the next bytes of the text, or none at its end.
 
         Raises:
-            EOFError: The last frame is not whole.
+            EOFError: The last frame is incomplete.
             OSError: The file is not Zstandard, or cannot be read.
         """
         while not self._text:
@@ -109,7 +115,7 @@ class _Zstandard(io.RawIOBase):
             try:
                 self._text = self._frame.decompress(self._compressed)
             except Exception as error:
-                # Each package has an error class of its own.
+                # Each package has its own error class.
                 raise OSError(str(error)) from error
             self._compressed = b""
             if self._frame.eof:

@@ -14,7 +14,7 @@ from pagestream.cli._controls import harmless
 if TYPE_CHECKING:
     from rich.text import Text
 
-# Names in a pipe are whole, because programs parse them. Prose has the width of a usual terminal.
+# Names in a pipe are complete, because programs parse them. Prose has the width of a usual terminal.
 _PIPE_COLUMNS, _PROSE_COLUMNS = 10_000, 80
 # The colour of lines that need an action: bad files, problems, warnings and advice.
 ACTION = "yellow"
@@ -24,7 +24,7 @@ class _Console(Console):
     """A console that raises BrokenPipeError when its reader is gone, so that `ending` sets the exit code."""
 
     def on_broken_pipe(self) -> None:
-        """Raises BrokenPipeError, where rich would exit with code 1."""
+        """Raises BrokenPipeError. rich would exit with code 1."""
         raise BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - those of rich
@@ -32,7 +32,7 @@ class _Console(Console):
         return super().render_str(harmless(text), **options)
 
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - those of rich
-        """Prints objects; in a pipe without the blanks with which rich fills the last column of a table."""
+        """Prints objects. In a pipe, it omits the blanks with which rich fills the last column of a table."""
         if self.width != _PIPE_COLUMNS:
             super().print(*objects, **options)
             return
@@ -60,13 +60,13 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 def print_text(
     console: Console, text: str, *, head: str = "", indent: int | None = None, style: str | None = None
 ) -> None:
-    """Prints a text in lines of at most 80 columns in a pipe, and of a terminal's width there.
+    """Prints a text in lines of a terminal's width, or of at most 80 columns in a pipe.
 
     Args:
-        console: Where to print.
-        text: The text. It is broken at spaces alone.
-        head: The beginning of the first line, such as a path. It is never broken.
-        indent: Blanks in front of all other lines; by default as many as the head has characters.
+        console: The console.
+        text: The text. It is broken only at spaces.
+        head: The beginning of the first line, for example a path. It is never broken.
+        indent: Blanks before all other lines; by default as many as the head has characters.
         style: A colour for a terminal.
     """
     blanks = " " * (len(head) if indent is None else indent)
@@ -89,6 +89,6 @@ def print_problem(console: Console, problem: str | None) -> None:
 
 
 def print_warnings(console: Console, warnings: list[str]) -> None:
-    """Prints the warnings about a checkpoint, each from the beginning of a line."""
+    """Prints the warnings about a checkpoint, each on a new line."""
     for warning in warnings:
         print_text(console, warning, head="  warning: ", indent=4, style=ACTION)

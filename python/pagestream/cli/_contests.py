@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 BATCH_SIZE, SEQUENCE_LENGTH = 64, 1024
-# Tokens of the file: each differs from the one before by this much, modulo 2**16.
+# Tokens of the file: each differs from the previous one by this amount, modulo 2**16.
 _STEP = 40_503
 _CHUNK_TOKENS = 1 << 22
 _MEBIBYTE = 1 << 20
-# Batches of a turn with a cold file.
+# Number of batches per turn with a cold file.
 _COLD_BATCHES = 32
-# More than this share of a file in the page cache is not cold.
+# A file with more than this share of its pages in the page cache is not cold.
 _COLD = 0.01
-# The longest wait of a turn for the pages of the previous turn to leave the page cache.
+# Maximum wait of a turn for the previous turn's pages to leave the page cache.
 _PATIENCE_SECONDS = 10.0
 _WORKERS = 2
 _ENDLESS = 1 << 40
 
 
 class WrongBytesError(RuntimeError):
-    """A way has returned other bytes than the file holds."""
+    """A way has returned bytes that differ from the file's."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Contest:
 
 
 def write_token_file(path: str, nbytes: int) -> None:
-    """Writes tokens in a pattern, so that each window can be checked."""
+    """Writes tokens in a pattern, so that each window can be verified."""
     with open(path, "wb") as file:
         for first in range(0, nbytes // 2, _CHUNK_TOKENS):
             places = np.arange(first, min(first + _CHUNK_TOKENS, nbytes // 2), dtype=np.uint64)
@@ -142,7 +142,7 @@ def of_weights(path: str, *, is_cold: bool) -> Contest:
 
 
 def write_checkpoint(path: str, nbytes: int) -> None:
-    """Writes a safetensors file of tensors of 4 MiB."""
+    """Writes a safetensors file with tensors of 4 MiB."""
     from pagestream.safetensors.numpy import save_file
 
     random = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def used(array: npt.NDArray[Any]) -> int:
 
 
 def _timed(batches: Iterator[tuple[Any, Any]], seconds: float) -> tuple[float, float]:
-    """Takes batches for some seconds, after the first one. Every tenth batch is checked."""
+    """Takes batches for some seconds, after the first one. Every tenth batch is verified."""
     prove(*next(batches))
     count, begun = 0, time.perf_counter()
     for count, (x, y) in enumerate(batches, 1):
@@ -175,7 +175,7 @@ def _timed(batches: Iterator[tuple[Any, Any]], seconds: float) -> tuple[float, f
 
 
 def _from_cold(batches: Iterator[tuple[Any, Any]], seconds: float) -> tuple[float, float]:
-    """Takes the first batches. Later ones would mostly find pages that the kernel has read ahead."""
+    """Takes the first batches. Later ones would mostly find pages that the kernel has already read ahead."""
     del seconds
     begun = time.perf_counter()
     taken = list(islice(batches, _COLD_BATCHES))
@@ -186,7 +186,7 @@ def _from_cold(batches: Iterator[tuple[Any, Any]], seconds: float) -> tuple[floa
 
 
 def prove(x: Any, y: Any) -> None:  # noqa: ANN401 - arrays or tensors
-    """Raises unless these are windows of a file of `write_token_file`."""
+    """Raises unless these are windows of a file from `write_token_file`."""
     both = np.concatenate([np.asarray(x)[:, :1], np.asarray(y)], axis=1)
     right = np.asarray(x).shape == (BATCH_SIZE, SEQUENCE_LENGTH) and np.array_equal(
         np.asarray(x), both[:, :-1]
@@ -197,7 +197,7 @@ def prove(x: Any, y: Any) -> None:  # noqa: ANN401 - arrays or tensors
 
 
 def by_loader(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Yields batches of a `TokenLoader`, without end."""
+    """Yields batches of a `TokenLoader`, endlessly."""
     with TokenLoader(
         path,
         sequence_length=SEQUENCE_LENGTH,
@@ -211,7 +211,7 @@ def by_loader(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
 
 
 def by_memmap(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Yields batches as nanoGPT's training script makes them."""
+    """Yields batches in the way of nanoGPT's training script."""
     random = np.random.default_rng(seed)
     while True:
         tokens = np.memmap(path, np.uint16, "r")

@@ -1,8 +1,8 @@
-"""The parts of ``pagestream tokenize``: processes make the tokens of each, in ``OUT.parts``.
+"""The parts of ``pagestream tokenize``: processes create the tokens of each part in ``OUT.parts``.
 
 ```text
-part ──process──> OUT.parts/<key>.tokens, then <key>.lengths: where these are, all is
-                            └── made of all that the tokens depend on: a part that is there is not made again
+part ──process──> OUT.parts/<key>.tokens, then <key>.lengths: if it exists, the part is complete
+                            └── depends on everything that determines the tokens: an existing part is kept
 ```
 """
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-# What is encoded at a time ends with the piece that reaches one of these.
+# A batch for the tokenizer ends with the piece that reaches one of these limits.
 _BATCH_PIECES, _BATCH_CHARS = 256, 1 << 20
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all parts have in common.
+    """The settings that all parts share.
 
     Attributes:
         tokenizer: The path of the tokenizer.
         sha256: The SHA-256 of the tokenizer's file, in hexadecimal digits.
-        dtype: The type of tokens, which has room for all of the vocabulary.
-        end_token: What ends each document; None for nothing.
-        folder: Where the parts go.
+        dtype: The type of tokens, which can hold the whole vocabulary.
+        end_token: The token after each document; None for no token.
+        folder: The folder for the parts.
     """
 
     tokenizer: str
@@ -59,10 +59,10 @@ class Job:
 
 
 def names_of(parts: list[Part], job: Job) -> list[str]:
-    """Returns where the tokens of each part are, once they are made."""
+    """Returns the path for the tokens of each part."""
     names = []
     for number, part in enumerate(parts):
-        # The number of a device may change when it is mounted again. The other facts tell texts apart.
+        # A device's number may change when it is mounted again. The other facts distinguish texts.
         stamp = part.stamp._replace(device=0)
         facts = (
             job.sha256,
@@ -77,24 +77,25 @@ def names_of(parts: list[Part], job: Job) -> list[str]:
 
 
 def is_made(name: str) -> bool:
-    """Returns whether the tokens of a part are there."""
+    """Returns whether the tokens of a part exist."""
     return os.path.exists(f"{name}.lengths")
 
 
 def encode(parts: list[Part], names: list[str], job: Job, processes: int) -> int:
-    """Makes the tokens of the parts that have none yet, and returns how many these are.
+    """Creates the tokens of the parts that have none yet, and returns the number of these parts.
 
     Raises:
         ChildProcessError: A process was killed.
-        FileChangedError: A text changed since it was cut into parts, or the tokenizer since it was loaded.
-        FormatError: A file is bad.
+        FileChangedError: A text changed since it was split into parts, or the tokenizer since it was loaded.
+        FormatError: A file is invalid.
     """
     missing = [(part, name) for part, name in zip(parts, names, strict=True) if not is_made(name)]
     total_bytes = sum(part.nbytes for part in parts)
     with bar_of_bytes() as bar:
         task = bar.add_task("tokenize", total=total_bytes)
         bar.update(task, advance=total_bytes - sum(part.nbytes for part, _ in missing))
-        # No thread of this process is left in the middle of something. No native code keeps it from Ctrl-C.
+        # "spawn" copies no thread of this process in the middle of its work, and no native code delays
+        # Ctrl-C.
         context = multiprocessing.get_context("spawn")
         workers = min(processes, max(1, len(missing)))
         with ProcessPoolExecutor(workers, context, _prepare, (workers > 1,)) as pool:
@@ -106,8 +107,8 @@ def encode(parts: list[Part], names: list[str], job: Job, processes: int) -> int
                     each.result()
                     bar.update(task, advance=waiting[each].nbytes)
             except BaseException as error:
-                # Do not wait for running and queued parts, but for the pool's thread: at exit the interpreter
-                # writes to its pipe, and fails if the thread closes the pipe at the same time.
+                # Do not wait for running and queued parts, but wait for the pool's thread: at exit the
+                # interpreter writes to its pipe, and fails if the thread closes the pipe at the same time.
                 for process in multiprocessing.active_children():
                     process.kill()
                     process.join()
@@ -123,7 +124,7 @@ def encode(parts: list[Part], names: list[str], job: Job, processes: int) -> int
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Blocks Ctrl-C and SIGTERM for a moment, and also in the processes that begin meanwhile."""
+    """Blocks Ctrl-C and SIGTERM briefly, also in processes that start meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -132,7 +133,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _prepare(is_one_of_several: bool) -> None:
-    """Has a process use one thread if there are several processes, and end with the one that began it."""
+    """Makes a process use one thread if there are several processes, and end with its parent."""
     if is_one_of_several:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Ctrl-C stays blocked: the first process ends the others.
@@ -149,7 +150,7 @@ def _end_with_parent() -> None:
 
 @cache
 def _tokenizer(path: str, sha256: str) -> tuple[Any, bool]:
-    """Returns the tokenizer of this process, and whether texts may be cut for it."""
+    """Returns the tokenizer of this process, and whether it allows splitting texts."""
     loaded, found = load(path)
     if found != sha256:
         message = (
@@ -164,21 +165,22 @@ def encode_part(part: Part, name: str, job: Job) -> None:
     """Writes the tokens of a part, and the lengths of its documents.
 
     Raises:
-        FileChangedError: The text changed since it was cut into parts, or the tokenizer since it was loaded.
-        FormatError: The text is bad.
+        FileChangedError: The text changed since it was split into parts, or the tokenizer since it was
+            loaded.
+        FormatError: The text is invalid.
     """
     tokenizer, may_cut = _tokenizer(job.tokenizer, job.sha256)
-    # It leaves out the places in the text. Not all versions have it.
+    # It omits the offsets in the text. Some versions lack it.
     encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
     lengths, length = [], 0
     with Replacement() as replacement, unchanged(part.path, part.stamp):
-        # The lengths come last: where they are, all is.
+        # The lengths are written last: if they exist, the part is complete.
         tokens = replacement.open(f"{name}.tokens", "tokens")
         for batch in _batches(part, may_cut=may_cut):
             try:
                 encodings = encode_batch([text for text, _ in batch], add_special_tokens=False)
             except Exception as error:
-                # It raises no other class: a word without a token, for example.
+                # The tokenizer raises no specific class, for example for a word without a token.
                 message = f"{job.tokenizer}: a text of {part.path} cannot be encoded: {error}"
                 raise ValueError(message) from error
             for encoding, (_, is_end) in zip(encodings, batch, strict=True):
@@ -194,7 +196,7 @@ def encode_part(part: Part, name: str, job: Job) -> None:
 
 
 def _batches(part: Part, *, may_cut: bool) -> Iterator[list[tuple[str, bool]]]:
-    """Yields the documents of a part, or pieces of them, each with whether it ends a document."""
+    """Yields the documents of a part, or pieces of them, each with a flag for the end of a document."""
     batch: list[tuple[str, bool]] = []
     chars = 0
     for text in documents(part):
@@ -229,5 +231,5 @@ def tokens_of(name: str, job: Job) -> npt.NDArray[Any]:
 
 
 def lengths_of(name: str) -> npt.NDArray[np.int64]:
-    """Returns how many tokens each document of a part has."""
+    """Returns the number of tokens in each document of a part."""
     return np.fromfile(f"{name}.lengths", "<i8")

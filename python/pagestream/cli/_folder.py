@@ -1,4 +1,4 @@
-"""Folders that hold more than one thing: several splits, or token files beside weights."""
+"""Folders with several kinds of content: several splits, or token files beside weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagestream.tokens.splits import mixture_at
 
 
 def folder_warnings(path: str, *, of_weights: bool) -> list[str]:
-    """Returns warnings for a folder that a command reads in part, and for a mixture of splits.
+    """Returns warnings for a folder that a command reads only in part, and for a mixture of splits.
 
     Args:
         path: As for `opened`.
@@ -40,7 +40,7 @@ def _beside_weights(folder: str) -> list[str]:
         named = [os.fsdecode(file) for file in token_paths(folder)]
     except FileNotFoundError:
         return []
-    # PyTorch's pytorch_model.bin has the suffix of a token file, too.
+    # PyTorch's pytorch_model.bin also has the suffix of a token file.
     if not (files := [os.path.basename(file) for file in named if _has_tokens(file)]):
         return []
     warning = (

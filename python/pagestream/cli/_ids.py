@@ -1,4 +1,4 @@
-"""The ids in token files: the largest, and the first that a vocabulary does not have."""
+"""The ids in token files: the largest id, and the first id outside a vocabulary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pagestream.tokens.corpus import TokenCorpus, TokenShard
 
-# Tokens that are read at a time.
+# Number of tokens read at a time.
 _CHUNK_TOKENS = 4 << 20
 
 
@@ -23,7 +23,7 @@ class IdRange:
     """The ids of a file.
 
     Attributes:
-        smallest: The smallest id; below 0 only in files of a signed type.
+        smallest: The smallest id. It is negative only in files of a signed type.
         largest: The largest id.
     """
 
@@ -32,7 +32,7 @@ class IdRange:
 
 
 def id_ranges(tokens: TokenCorpus) -> list[IdRange | None]:
-    """Returns the ids of each file; None for a file without tokens. Reads all tokens."""
+    """Returns the ids of each file; None for a file without tokens. It reads all tokens."""
     return [_id_range(tokens, shard) for shard in tokens.shards]
 
 
@@ -44,12 +44,12 @@ def _id_range(tokens: TokenCorpus, shard: TokenShard) -> IdRange | None:
 
 
 def beyond(tokens: TokenCorpus, vocabulary: int, report: Callable[[int, int], None]) -> Iterator[str]:
-    """Names the first id of each file that is negative, or not below `vocabulary`.
+    """Reports the first id of each file that is negative, or not below `vocabulary`.
 
     Args:
         tokens: The files.
         vocabulary: Number of ids.
-        report: Called with the bytes that are done, and those in all.
+        report: Called with the bytes done and the total bytes.
     """
     item_bytes = tokens.dtype.itemsize
     for shard in tokens.shards:

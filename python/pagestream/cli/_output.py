@@ -1,4 +1,4 @@
-"""Output of the commands, and the exit codes of errors."""
+"""Output of the commands, and the exit codes for errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pagestream.errors import FileChangedError, FormatError, MappedReadError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Errors of a bad file: malformed, changed or unreadable. Other OSErrors, such as ENOENT, are about the path.
-# A `SafetensorError` is a `FormatError`; its name would import safetensors.
+# Errors of a bad file: malformed, changed or unreadable. Other OSErrors, for example ENOENT, concern the
+# path. A `SafetensorError` is a `FormatError`. Naming it would import safetensors.
 BAD_FILE = (FormatError, MappedReadError, FileChangedError)
 
-# How hints of the library read on a command line.
+# The library's hints in the words of the command line.
 _FLAGS = (
     (re.compile(r"\bopen_tokens reads it with\b"), "info and verify read it with"),
     (re.compile(r"\bopen_(tokens|checkpoint) also takes a list of files\b"), "or name a file"),
@@ -36,7 +36,7 @@ _FLAGS = (
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - any JSON value
     """Prints facts as JSON. Dataclasses become objects."""
-    import json  # late: `--help` prints none
+    import json  # late: `--help` prints no JSON
 
     # `json` escapes all other control characters.
     print(re.sub(r"[\x7f-\x9f]", _as_json, json.dumps(facts, indent=2, default=_plain, ensure_ascii=False)))
@@ -54,13 +54,13 @@ def _plain(value: object) -> object:
 
 @contextmanager
 def ending(*, as_json: bool) -> Iterator[None]:
-    """Turns an error into an exit code and a message on standard error; with `as_json` also into JSON."""
+    """Turns an error into an exit code and a message on standard error, and with `as_json` also into JSON."""
     try:
         yield
         if sys.stdout:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes its buffer at exit: to /dev/null, not to the closed pipe.
+        # Python flushes its buffer at exit: redirect it to /dev/null, away from the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(_codes.NO_READER) from None
     except (OSError, ValueError, ImportError) as error:

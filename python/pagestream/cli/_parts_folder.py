@@ -26,17 +26,19 @@ if TYPE_CHECKING:
 
     from pagestream.cli._texts import Part
 
-# The names of parts, and of temporary files of `Replacement`.
+# Names of parts, and of temporary files from `Replacement`.
 _PART = re.compile(r"\d{6,}-[0-9a-f]{32}\.(tokens|lengths)|\.\d{6,}-[0-9a-f]+\..*(tmp|lock)")
 _LOCK = ".pagestream.lock"
-# The lock file has the number of the process that holds the lock, and the name of its host.
+# The lock file contains the number of the process that holds the lock, and the name of its host.
 _OWNER = re.compile(rb"(\d+) (\S+)\n")
 _OWNER_BYTES = 1 << 10
 
 
 @contextmanager
 def folder_of_parts(folder: str, out: str, parts: list[Part], names: list[str]) -> Iterator[None]:
-    """Makes the folder for a block, and removes it. After an error finished parts stay; a message says so.
+    """Creates the folder for a block, and removes it afterwards.
+
+    After an error, finished parts stay, and a message says so.
 
     Args:
         folder: The folder.
@@ -45,7 +47,7 @@ def folder_of_parts(folder: str, out: str, parts: list[Part], names: list[str]) 
         names: The path of each part, without suffix.
 
     Raises:
-        OSError: Another process works in the folder, or the folder cannot be made.
+        OSError: Another process works in the folder, or the folder cannot be created.
     """
     with _locked(folder, out):
         try:
@@ -72,13 +74,13 @@ def _remove_parts(folder: str) -> None:
 
 @contextmanager
 def _locked(folder: str, out: str) -> Iterator[None]:
-    """Holds the lock of the folder. At the end, the folder goes unless it has files."""
+    """Holds the lock of the folder. At the end, removes the folder unless it contains files."""
     path = os.path.join(folder, _LOCK)
     descriptor = _lock(folder, path, out)
     try:
         yield
     finally:
-        # In this order: the lock file vanishes while this process still holds the lock.
+        # In this order: the lock file disappears while this process still holds the lock.
         with suppress(OSError):
             os.unlink(path)
             os.rmdir(folder)
@@ -89,14 +91,14 @@ def _lock(folder: str, path: str, out: str) -> int:
     """Returns a descriptor that holds the lock.
 
     Raises:
-        OSError: Another process holds it.
+        OSError: Another process holds the lock.
     """
     while True:
         os.makedirs(folder, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            continue  # the run before has just removed the folder
+            continue  # the previous run has just removed the folder
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -109,7 +111,7 @@ def _lock(folder: str, path: str, out: str) -> int:
             raise OSError(errno.EBUSY, message, out) from None
         except OSError:
             pass  # the file system has no locks
-        # The run before may have removed the file after it was opened here.
+        # The previous run may have removed the file after it was opened here.
         if os.fstat(descriptor).st_nlink:
             break
         os.close(descriptor)
@@ -120,7 +122,7 @@ def _lock(folder: str, path: str, out: str) -> int:
 
 
 def _owner(descriptor: int) -> str:
-    """Returns the process that holds the lock, as far as the lock file tells."""
+    """Returns the process that holds the lock, as far as the lock file shows it."""
     found = _OWNER.fullmatch(os.pread(descriptor, _OWNER_BYTES, 0))
     if found is None:
         return "another process"

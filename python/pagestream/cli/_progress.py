@@ -1,4 +1,4 @@
-"""The bar of commands that work through many bytes."""
+"""The progress bar for commands that process many bytes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class _RateColumn(ProgressColumn):
-    """Bytes a second, in binary units as all other sizes; rich's own column has decimal ones alone."""
+    """Bytes per second, in binary units like all other sizes. rich's own column has only decimal units."""
 
     def render(self, task: Task) -> Text:
-        """Returns the rate; nothing until two updates have shown it."""
+        """Returns the rate, or nothing until two updates have shown it."""
         rate = task.finished_speed or task.speed
         return Text(f"{size(rate)}/s" if rate else "", style="progress.data.speed")
 
 
 def bar_of_bytes() -> Progress:
-    """Returns a bar with bytes, rate and remaining time, on standard error if that is a terminal."""
+    """Returns a bar with bytes, rate and remaining time, on standard error if it is a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -40,7 +40,7 @@ def bar_of_bytes() -> Progress:
         _RateColumn(),
         TimeRemainingColumn(),
     )
-    # In a pipe the result alone is of use.
+    # In a pipe only the result is useful.
     return Progress(
         *columns, console=_console.console(to_errors=True), transient=True, disable=not sys.stderr.isatty()
     )

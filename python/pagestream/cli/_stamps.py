@@ -33,7 +33,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> Stamp:
-        """Returns the stamp in the answer of a `stat`."""
+        """Returns the stamp from the result of a `stat`."""
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
@@ -46,7 +46,7 @@ def is_current(path: str, stamp: Stamp) -> bool:
 
 
 def refuse_changed(path: str, stamp: Stamp) -> None:
-    """Refuses a file that no longer has a stamp.
+    """Raises if a file no longer has a stamp.
 
     Raises:
         FileChangedError: The file was written, replaced or removed.
@@ -67,7 +67,7 @@ def refuse_changed(path: str, stamp: Stamp) -> None:
 
 
 def _changes(before: Stamp, now: Stamp) -> Iterator[str]:
-    """Yields a difference for each fact that changed."""
+    """Yields the difference for each fact that changed."""
     if now.device != before.device:
         yield f"found device {_device(now)}, expected {_device(before)}"
     if now.inode != before.inode:
@@ -89,10 +89,10 @@ def _time(stamp: Stamp) -> str:
 
 @contextmanager
 def unchanged(path: str, stamp: Stamp) -> Iterator[None]:
-    """Refuses a file that changes during the block. A change also replaces the error that it led to.
+    """Raises if a file changes during the block. The change also replaces the error that it caused.
 
     Raises:
-        FileChangedError: As from `refuse_changed`.
+        FileChangedError: As for `refuse_changed`.
     """
     try:
         yield

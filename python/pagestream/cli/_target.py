@@ -34,7 +34,7 @@ def located(path: str) -> str:
         FileNotFoundError: There is neither such a path nor such a snapshot; or the path is a URL.
     """
     plain = expanded(path)
-    # The stem of a Megatron pair has no file of its own.
+    # The stem of a Megatron pair is not a file.
     return plain if os.path.lexists(f"{plain}.idx") else hub.local_folder(plain)
 
 
@@ -54,8 +54,8 @@ def opened(
     Raises:
         OSError: The path is missing or cannot be opened.
         ValueError: The path has weights, and `dtype` is given without `format`; or a word is unknown.
-        FormatError: A token file is bad.
-        SafetensorError: A safetensors file is bad.
+        FormatError: A token file is invalid.
+        SafetensorError: A safetensors file is invalid.
     """
     path = located(path)
     if has_weights(path) and format is None:
@@ -64,7 +64,7 @@ def opened(
             raise ValueError(message)
         return open_weights(path, ahead=ahead, partly=partly)
     try:
-        # A list: commands look at all files of a folder, whatever their splits.
+        # Pass a list, because commands process all files of a folder, whatever their splits.
         return open_tokens([*token_paths(path)], dtype=dtype, format=format)
     except FileNotFoundError as error:
         if os.path.isdir(path):
@@ -84,10 +84,10 @@ def open_weights(path: str, *, ahead: bool | None = None, partly: bool = False) 
 
     Raises:
         OSError: The path is missing or cannot be opened.
-        SafetensorError: A file is bad; with `partly`, no file is good.
+        SafetensorError: A file is invalid; with `partly`, no file is valid.
     """
     path = located(path)
-    # A single file may be a link to any place, even to a descriptor such as /dev/fd/3.
+    # A single file may be a link to any place, even to a descriptor, for example /dev/fd/3.
     cache_root = os.sep if os.path.isdir(path) or path.endswith(_INDEX) else None
     found = open_partly(path, cache_root=cache_root, ahead=ahead)
     if (problem := problem_of(found)) and not (partly and found.files):
@@ -98,7 +98,7 @@ def open_weights(path: str, *, ahead: bool | None = None, partly: bool = False) 
 
 
 def problem_of(weights: Checkpoint) -> str | None:
-    """Returns the problem of a checkpoint that was opened partly; None if it is complete."""
+    """Returns the problem of a partly opened checkpoint, or None if it is complete."""
     return native_files(weights).problem
 
 
@@ -130,8 +130,8 @@ def files_of(paths: Iterable[str]) -> tuple[list[str], list[str]]:
 
     Raises:
         OSError: A path is missing, or is a pipe or a device.
-        FormatError: A token file is bad.
-        SafetensorError: An index is bad, or no file of a checkpoint is good.
+        FormatError: A token file is invalid.
+        SafetensorError: An index is invalid, or no file of a checkpoint is valid.
     """
     files: dict[str, None] = {}
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Documents of text files, JSON lines and Parquet files, in parts that processes take one by one."""
+"""Documents of text files, JSON lines and Parquet files, in parts that each process takes one by one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pagestream.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Files of lines are cut into parts of about so many bytes.
+# Approximate size of the parts of files with lines.
 PART_BYTES = 4 << 20
-# Rows of Parquet that are in memory at a time.
+# Number of Parquet rows in memory at a time.
 _ROWS = 256
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet"
-# Compressed files that are not read.
+# Compressed files that cannot be read.
 _REFUSED = (".bz2", ".xz", ".lz4", ".zip")
-# What text is called. A file with another suffix may be text, too.
+# Suffixes of text files. A file with another suffix may also be text.
 TEXT_SUFFIXES = (
     *(*_JSON_LINES, _PARQUET, ".gz", ".zst", *_REFUSED),
     *(".txt", ".text", ".md", ".csv", ".tsv", ".html", ".xml"),
@@ -34,18 +34,18 @@ TEXT_SUFFIXES = (
 
 @dataclass(frozen=True)
 class Part:
-    """What one process reads in one go.
+    """The unit of work of a process.
 
     Attributes:
         path: The file.
-        kind: ``"text"``: the file is a document; ``"lines"``: each line is; ``"json"``: a field of each line
-            is; ``"parquet"``: a field of each row is.
-        start: Where the part begins: a byte, or the number of a row group.
-        end: Where the next part begins. A line belongs to the part in which it begins. A compressed file is
-            one part: its text has no place to begin at.
+        kind: ``"text"`` if the file is a document; ``"lines"`` if each line is; ``"json"`` if a field of each
+            line is; ``"parquet"`` if a field of each row is.
+        start: The beginning of the part: a byte, or the number of a row group.
+        end: The beginning of the next part. A line belongs to the part in which it begins. A compressed file
+            is a single part, because reading can only begin at its start.
         field: The name of the field.
-        nbytes: For progress.
-        stamp: The state of the file that the part is of.
+        nbytes: Size, for progress.
+        stamp: The state of the part's file.
     """
 
     path: str
@@ -62,9 +62,9 @@ def parts_of(path: str, field: str, *, lines: bool) -> list[Part]:
 
     Raises:
         OSError: There is no such file.
-        ValueError: It is compressed in a way that is not read, or not a regular file.
-        FormatError: It should be a Parquet file, and is not.
-        ImportError: It is a Parquet or a Zstandard file, and the package that reads it is not installed.
+        ValueError: The file has an unsupported compression, or is not a regular file.
+        FormatError: The file should be a Parquet file, but is not.
+        ImportError: The package for reading a Parquet or Zstandard file is not installed.
     """
     found = os.stat(path)
     if stat.S_ISDIR(found.st_mode):
@@ -116,7 +116,7 @@ def documents(part: Part) -> Iterator[str]:
             yield _text(part, 0, file.read())
             return
         if part.start:
-            # The line that begins before the part belongs to the one before.
+            # A line that begins before this part belongs to the previous part.
             file.seek(part.start - 1)
             file.readline()
         offset = file.tell() if part.start else 0
@@ -143,7 +143,7 @@ def _field(part: Part, offset: int, line: bytes) -> str:
         message = f"{part.path}: {place} is JSON that is nested too deeply"
         raise FormatError(message) from error
     except ValueError as error:
-        # Also a number of more digits than Python reads.
+        # Also raised for a number with more digits than Python accepts.
         message = f"{part.path}: {place} is not JSON: {error}"
         raise FormatError(message) from error
     return _string(part, place, found.get(part.field) if isinstance(found, dict) else None)
@@ -177,13 +177,13 @@ def _parquet(path: str) -> Any:  # noqa: ANN401 - pyarrow has no types
 
 @contextmanager
 def _parquet_errors(path: str) -> Iterator[None]:
-    """Has errors of pyarrow name the file."""
+    """Makes pyarrow's errors name the file."""
     try:
         yield
     except FormatError:
         raise
     except (OSError, ValueError) as error:
-        # Those of the system have a number. A damaged page is an OSError without one.
+        # Errors of the system have a number. A damaged page is an OSError without a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         message = f"{path}: not a Parquet file, or a damaged one: {' '.join(str(error).split())}"

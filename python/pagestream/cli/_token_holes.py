@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def hole_warnings(tokens: TokenCorpus) -> list[str]:
-    """Returns a warning for each file with holes. Leaves out files on FUSE mounts, as for checkpoints."""
+    """Returns a warning for each file with holes. Skips files on FUSE mounts, as for checkpoints."""
     found = []
     for path in dict.fromkeys(shard.path for shard in tokens.shards):
         with MappedFile(path) as file:

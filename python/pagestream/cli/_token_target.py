@@ -1,4 +1,4 @@
-"""The file that ``pagestream tokenize`` is to make: its format, its type, and what it must not replace."""
+"""The output file of ``pagestream tokenize``: its format, its type, and which files it must not replace."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Format = Literal["raw", "npy", "llmc", "megatron"]
 
 _FORMATS: dict[str, Format] = {".npy": "npy", ".idx": "megatron"}
 _TOKEN_SUFFIXES = (".bin", ".npy", ".idx", ".tokens")
-# Enough to tell text from tokens.
+# Enough bytes to distinguish text from tokens.
 _LOOK_BYTES = 64 << 10
 _CONTROL = frozenset(range(32)) - frozenset(b"\t\n\v\f\r\x1b")
 
 
 def format_of(out: str) -> Format:
-    """Returns the format of a file whose name alone says which."""
+    """Returns the format that a file's name indicates."""
     return _FORMATS.get(_suffix(out), "raw")
 
 
 def dtype_for(format: Format, given: str | None, largest: int) -> str:
-    """Returns the type of tokens: the one that is given, or the smallest that is usual.
+    """Returns the type of tokens: the given type, or otherwise the smallest usual type.
 
     Args:
         format: The format of the file.
-        given: What the user asked for.
+        given: The user's choice.
         largest: The largest token of the vocabulary.
 
     Raises:
-        ValueError: The format does not have the type, or the type has no room for the vocabulary.
+        ValueError: The format lacks the type, or the type cannot hold the vocabulary.
     """
     # Megatron has no uint32.
     usual = ("uint16", "int32" if format == "megatron" else "uint32")
@@ -57,11 +57,11 @@ def dtype_for(format: Format, given: str | None, largest: int) -> str:
 
 
 def refuse_what_is_not_ours(out: str, format: Format, sources: list[str]) -> None:
-    """Refuses to replace what is not a token file.
+    """Raises instead of replacing a file that is not a token file.
 
     Raises:
-        ValueError: By its name or its content it is text, or it is one of the sources.
-        OSError: It is a directory or a device, or its folder does not exist.
+        ValueError: The file's name or content shows that it is text, or it is one of the sources.
+        OSError: The path is a directory or a device, or its folder does not exist.
     """
     suffix = _suffix(out)
     if suffix in TEXT_SUFFIXES or (suffix and suffix in map(_suffix, sources)):
@@ -110,7 +110,7 @@ def _is_text(path: str) -> bool:
     with open(path, "rb") as file:
         found = file.read(_LOOK_BYTES)
     try:
-        # The last character may be cut off.
+        # The last character may be incomplete.
         found[: -len("\U0010ffff".encode())].decode()
     except UnicodeDecodeError:
         return False

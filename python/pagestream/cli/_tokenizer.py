@@ -1,4 +1,4 @@
-"""The tokenizer of ``pagestream tokenize``, and where a text can be cut without a change of its tokens."""
+"""The tokenizer of ``pagestream tokenize``, and places to split a text without changing its tokens."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The tokenizer takes more than a hundred times the memory of the text that it encodes in one go.
+# The tokenizer needs more than a hundred times the memory of the text that it encodes at once.
 PIECE_CHARS = 32 << 10
 LARGEST_PIECE_CHARS = 64 << 20
-# How Llama 3 and others (with numbers of three digits) and Qwen (of one) cut text into words.
+# How Llama 3 and similar models (with numbers of up to three digits) and Qwen (of one digit) split text into
+# words.
 _WORDS = tuple(
     rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     for digits in (r"\p{N}{1,3}", r"\p{N}")
 )
-# What every version of Unicode calls a letter: Latin, Greek, Cyrillic, Hebrew, Arabic, Devanagari, kana,
-# Chinese, Hangul.
+# Letters in every version of Unicode: Latin, Greek, Cyrillic, Hebrew, Arabic, Devanagari, kana, Chinese,
+# Hangul.
 _LETTER = (
     r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u0391-\u03a1\u03a3-\u03c9\u0410-\u044f\u05d0-\u05ea\u0621-\u063a"
     r"\u0641-\u064a\u0905-\u0939\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 )
-# Between a letter and a space before another, and after a line that ends in no space, before a letter.
+# Between a letter and a space before another letter; and after a line that does not end in a space, before a
+# letter.
 _CUT = re.compile(
     f"[{_LETTER}](?= [{_LETTER}])|[!-~{_LETTER}\u3001\u3002\u300d\u300f\uff01\uff1f]\n(?=[{_LETTER}])"
 )
@@ -51,7 +53,7 @@ def load(path: str) -> tuple[Any, str]:
     try:
         loaded = Tokenizer.from_buffer(content)
     except Exception as error:
-        # It raises no other class.
+        # It raises no specific class.
         message = f"{path}: not a tokenizer.json: {error}"
         raise ValueError(message) from error
     loaded.no_truncation()
@@ -60,15 +62,15 @@ def load(path: str) -> tuple[Any, str]:
 
 
 def cuts_between_words(tokenizer: Any) -> bool:  # noqa: ANN401 - tokenizers has no types
-    """Returns whether a text has the same tokens when it is cut as `pieces` does.
+    """Returns whether a text keeps its tokens when it is split as in `pieces`.
 
-    That holds for the patterns of GPT-2, Llama 3 and Qwen, whatever is around: the letters before the space
-    end one word, and the space begins the next; a single end of a line is never one word with the letter
-    after it; and each word is encoded by itself. It does not hold if a token that was added to the vocabulary
-    has a space in it or takes in those around it.
+    This holds for the patterns of GPT-2, Llama 3 and Qwen, whatever the context: the letters before the space
+    end a word, and the space begins the next one. A single line end never forms a word with the letter after
+    it, and each word is encoded separately. It does not hold if an added token of the vocabulary contains a
+    space or absorbs adjacent spaces.
     """
     facts = json.loads(tokenizer.to_str())
-    # NFC changes nothing before a space and after the end of a line.
+    # NFC changes nothing before a space or after a line end.
     if facts["normalizer"] not in (None, {"type": "NFC"}):
         return False
     for token in facts["added_tokens"]:
@@ -92,7 +94,7 @@ def _splits_words(step: dict[str, Any] | None) -> bool:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yields a text in pieces of `PIECE_CHARS` or more, up to a space between letters or an end of a line."""
+    """Yields a text in pieces of `PIECE_CHARS` or more, up to a space between letters or a line end."""
     start = 0
     while found := _CUT.search(text, start + PIECE_CHARS - 1):
         yield text[start : found.end()]

@@ -1,4 +1,4 @@
-"""Finds the ``tokenizer.json`` of a model, in its folder or in the cache of Hugging Face: no network."""
+"""Finds a model's ``tokenizer.json`` in its folder or in the Hugging Face cache, without network access."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def tokenizer_path(name: str) -> str:
     """Returns the path of a tokenizer.
 
     Args:
-        name: A ``tokenizer.json``, a folder that has one, or the name of a model in the cache of Hugging
-            Face, such as ``openai-community/gpt2``. A path goes before a name.
+        name: A ``tokenizer.json``, a folder that contains one, or the name of a model in the Hugging Face
+            cache, for example ``openai-community/gpt2``. A path takes precedence over a name.
 
     Raises:
         FileNotFoundError: There is no such tokenizer.
@@ -36,7 +36,7 @@ def tokenizer_path(name: str) -> str:
 
 
 def _in_folder(folder: str) -> str:
-    """Returns the tokenizer of a folder with a model, or of a folder of the cache with its snapshots."""
+    """Returns the tokenizer in a model's folder, or in a cache folder with its snapshots."""
     holder = hub.snapshot_in(folder) or folder
     path = os.path.join(holder, _FILE)
     if not os.path.isfile(path):

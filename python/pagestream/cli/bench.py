@@ -1,4 +1,4 @@
-"""``pagestream bench``: pagestream against other readers of the same files, on this machine."""
+"""``pagestream bench``: compares pagestream with other readers of the same files, on this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Scale:
-    """How much is measured: rounds, seconds of a turn, bytes of each file."""
+    """The amount of work: rounds, seconds per turn, and bytes per file."""
 
     rounds: int
     seconds: float
@@ -42,23 +42,23 @@ _COLUMNS = ("median", "lowest", "highest")
 # The longest name of a way, and a rate of seven digits.
 _WAY_COLUMNS, _RATE_COLUMNS = 32, 9
 _MEBIBYTE, _TWO_DIGITS = 1 << 20, 10
-# Ratios that are 1.00 when they are rounded.
+# Ratios that round to 1.00.
 _EQUAL = 0.005
 _QUICK_FIELD, _FIELD = field.Scale(1, 128 << 20), field.Scale(3, 1 << 30)
 
 
 @dataclass(frozen=True)
 class Result:
-    """How fast a way was.
+    """The speed of a way.
 
     Attributes:
         contest: The work.
-        way: How it was done, and by which library.
-        unit: What is counted.
-        rate: Units a second, the median of the rounds.
-        low: The lowest of the rounds.
-        high: The highest.
-        is_ours: Whether it is pagestream's.
+        way: The method and the library.
+        unit: The unit of work.
+        rate: Units per second, the median of the rounds.
+        low: The lowest rate of a round.
+        high: The highest rate of a round.
+        is_ours: Whether it is pagestream's way.
     """
 
     contest: str
@@ -108,11 +108,11 @@ def bench(
 
 
 def _print_contest(console: Console, results: list[Result]) -> None:
-    """Prints a table that fits 80 columns, and how each of our ways compares with the best rival."""
+    """Prints a table that fits into 80 columns, and compares each of our ways with the best rival."""
     unit = "MiB" if results[0].unit == "bytes" else results[0].unit
     console.print(f"{results[0].contest} ({unit} a second)", style="bold")
     made = _console.table("", *_COLUMNS, right=_COLUMNS)
-    # The tables of all contests stand below one another.
+    # The tables of all contests are aligned with one another.
     made.columns[0].min_width = _WAY_COLUMNS
     for column in made.columns[1:]:
         column.min_width = _RATE_COLUMNS
@@ -132,7 +132,7 @@ def _figure(rate: float, unit: str) -> str:
 
 
 def _verdicts(results: list[Result]) -> list[str]:
-    """Returns for each of our ways a sentence about how it compares with the best of the others."""
+    """Returns a sentence for each of our ways that compares it with the best rival."""
     best = max((result for result in results if not result.is_ours), key=lambda result: result.rate)
     return [_verdict(result, best) for result in results if result.is_ours]
 
@@ -147,7 +147,7 @@ def _verdict(ours: Result, best: Result) -> str:
 
 
 def _field(folder: str | None, scale: field.Scale, png: str | None, *, as_json: bool) -> None:
-    """Measures all loaders that are installed, and prints a table for each case, and each of our losses."""
+    """Measures all installed loaders, and prints a table for each case, and each of our losses."""
     progress = _console.console(to_errors=True)
     with tempfile.TemporaryDirectory(prefix="pagestream-bench-", dir=folder) as outer:
         inner = Path(outer, "files")
@@ -198,10 +198,10 @@ def _as_result(found: field.Finding) -> Result:
 
 
 def _contests(folder: Path, scale: _Scale) -> tuple[list[Contest], str]:
-    """Writes the files, and returns what is measured with them, and what is not."""
+    """Writes the files, and returns the contests with them, and a remark about skipped ones."""
     tokens, weights = str(folder / "tokens.bin"), str(folder / "model.safetensors")
     write_token_file(tokens, scale.nbytes)
-    # What a file system in memory has cannot be cold.
+    # A file system in memory has no cold files.
     kinds = [False, True] if can_be_cold(tokens) else [False]
     contests = [of_tokens(tokens, is_cold=is_cold) for is_cold in kinds]
     remarks = (
@@ -217,7 +217,7 @@ def _contests(folder: Path, scale: _Scale) -> tuple[list[Contest], str]:
 
 
 def _held(contest: Contest, scale: _Scale) -> list[Result]:
-    """Lets all ways take turns, in an order that changes."""
+    """Lets all ways take turns, in a changing order."""
     rates: dict[str, list[float]] = {way: [] for way in contest.ways}
     names = list(contest.ways)
     for number in range(scale.rounds):
@@ -243,7 +243,7 @@ def _rate(rate: float, unit: str) -> str:
 
 
 def _draw(results: list[Result], path: str) -> None:
-    """Draws a bar for each way, those of each contest together.
+    """Draws a bar for each way, grouped by contest.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -63,7 +63,7 @@ def check(
     largest = max(files, key=os.path.getsize)
     with MappedFile(largest) as file:
         system, mode, reason = file.file_system, file.mode, file.reason
-    # Holes are sought before bytes are read: preallocated space counts as data once it is read.
+    # Look for holes before reading bytes, because preallocated space counts as data once it is read.
     warnings, decision, problem = _decision(path)
     facts: dict[str, Any] = {
         "path": path,
@@ -109,7 +109,7 @@ def _rows(facts: dict[str, Any]) -> dict[str, str]:
     window = system.read_ahead_bytes
     rows = {
         "mount": f"{system.mount_point} ({system.type}, {system.source})",
-        # A line may end after each of them.
+        # A line may end after each option.
         "options": system.options.replace(",", ", "),
         "read-ahead": "unknown" if window is None else size(window),
     }
@@ -223,7 +223,7 @@ def _advice(system: FileSystem, mode: str, reason: str | None, path: str) -> lis
             f"the kernel reads {size(window)} ahead here; as root: "
             f"echo 1024 > /sys/class/bdi/{number}/read_ahead_kb"
         )
-    # Without a reason the caller has chosen the mode.
+    # Without a reason, the caller chose the mode.
     if mode != "shared" and reason:
         found.append(
             "nothing stays in the page cache (direct_io): each process and each later load reads from the "

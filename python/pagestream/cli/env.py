@@ -19,7 +19,7 @@ from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson
 from pagestream.cli._controls import harmless
 
-# Packages that pagestream works with. The first ones are also named where they are not installed.
+# Packages that pagestream works with. The first ones are listed even if they are not installed.
 _ALWAYS = ("numpy", "torch", "safetensors")
 _IF_INSTALLED = (
     "transformers",
@@ -36,7 +36,7 @@ _IF_INSTALLED = (
 )
 _PREFIX = "PAGESTREAM_"
 _LIMITS = {"RLIMIT_AS": "bytes", "RLIMIT_MEMLOCK": "bytes", "RLIMIT_NOFILE": "files"}
-# For example https://user:password@host, the source of a mount.
+# For example https://user:password@host as the source of a mount.
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
 
 
@@ -130,7 +130,7 @@ def _cgroup_memory(root: str = "/") -> str:
         folders = [os.path.join(root, "sys/fs/cgroup", mount, *parts[:n]) for n in range(len(parts) + 1)]
         limits += [_text(os.path.join(folder, file)).strip() for folder in folders]
     numbers = [int(limit) for limit in limits if limit.isdigit()]
-    # Version 1 writes the largest number of pages for none.
+    # Version 1 reports the largest number of pages if there is no limit.
     numbers = [number for number in numbers if number < sys.maxsize - resource.getpagesize()]
     if numbers:
         return size(min(numbers))
@@ -143,7 +143,7 @@ def _mount(path: str) -> dict[str, str]:
     Raises:
         OSError: There is no such path.
     """
-    # Neither reads the path nor waits for the writer of a pipe.
+    # This neither reads the path nor waits for the writer of a pipe.
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         device = os.fstat(descriptor).st_dev
@@ -170,7 +170,7 @@ def _mount(path: str) -> dict[str, str]:
 
 
 def _text(path: str) -> str:
-    """Returns the text of a file; nothing if it cannot be read."""
+    """Returns the text of a file, or an empty string if it cannot be read."""
     try:
         with open(path, errors="surrogateescape") as file:
             return file.read()

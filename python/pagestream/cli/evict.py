@@ -1,4 +1,4 @@
-"""``pagestream evict``: files leave the page cache."""
+"""``pagestream evict``: drops files from the page cache."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pagestream.cli._ids import IdRange
     from pagestream.tokens.corpus import TokenCorpus
 
-# Tensors, shards and tokens that are shown unless all are asked for.
+# Numbers of tensors, shards and tokens that are shown without `--all`.
 _SHOWN, _FIRST_TOKENS = 10, 16
-# Metadata can hold whole licences.
+# Metadata may contain whole licences.
 _LONGEST = 200
 
 

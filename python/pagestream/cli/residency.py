@@ -1,4 +1,4 @@
-"""``pagestream residency``: which pages of files are in the page cache, as a picture."""
+"""``pagestream residency``: shows as a picture which pages of files are in the page cache."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Cells of a bar: in a pipe, at least on a terminal (names are shortened first), and in a picture. The first
-# two count the frame.
+# two include the frame.
 _PIPE_CELLS, _LEAST_CELLS, _PNG_CELLS = 42, 16, 400
 # Spaces between the columns of a table.
 _GAP = 2
-# From nothing to all of a cell's pages.
+# From none to all of a cell's pages.
 _SHADES = " ░▒▓█"
-# Pages that are not cached are blanks: the frame shows where the file begins and ends.
+# Uncached pages are blanks. The frame shows the beginning and the end of the file.
 _FRAME = "▕▏"
 _PAUSE_SECONDS = 1.0
 _SHOWN = 40
@@ -38,14 +38,14 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Row:
-    """A file, or a tensor of one.
+    """A file, or a tensor in a file.
 
     Attributes:
         name: Its path, or the tensor's name.
         nbytes: Its size.
-        fraction: The share of its pages that is cached; NaN where the kernel does not say.
+        fraction: The cached share of its pages; NaN if the kernel does not show it.
         method: How the kernel was asked; see `Residency`.
-        pages: Whether each page is cached; None where only a sample was checked.
+        pages: Whether each page is cached; None if only a sample was checked.
     """
 
     name: str
@@ -96,13 +96,13 @@ def residency(
 
 
 def _watch(paths: list[str], rounds: int | None, *, tensors: bool, all_: bool) -> list[str]:
-    """Draws the bars again and again, and returns the problems of the last round. Ctrl-C ends that."""
+    """Draws the bars repeatedly until Ctrl-C, and returns the problems of the last round."""
     console = _console.console()
     problems: list[str] = []
     try:
         for number in itertools.count(1):
             rows, problems = _rows_of(paths, tensors=tensors)
-            # Does nothing in a pipe, which gets one picture below the other.
+            # This does nothing in a pipe, which receives one picture below the other.
             console.clear()
             _print(console, rows, tensors=tensors, all_=all_)
             sys.stdout.flush()
@@ -140,7 +140,7 @@ def _print(console: Console, rows: list[Row], *, tensors: bool, all_: bool) -> N
 
 
 def _print_bars(console: Console, rows: list[Row], kind: str) -> None:
-    """Prints a line for each row. On a terminal no line is wider than that."""
+    """Prints a line for each row, on a terminal within its width."""
     sizes = [size(row.nbytes) for row in rows]
     shares = [_output.percent(row.fraction) for row in rows]
     names, cells = [row.name for row in rows], _PIPE_CELLS
@@ -160,7 +160,7 @@ def _fitted(names: list[str], room: int) -> tuple[str, list[str], int]:
     """Shares the columns of a terminal between names and bars.
 
     Returns:
-        The folder that is left out of the names, or nothing; the names; and the cells of a bar.
+        The folder that the names omit, or an empty string; the names; and the number of cells of a bar.
     """
     most, folder = max(room - _LEAST_CELLS, _LEAST_CELLS), ""
     if _widest(names) > most:
@@ -168,7 +168,7 @@ def _fitted(names: list[str], room: int) -> tuple[str, list[str], int]:
         folder = common[: common.rfind("/") + 1]
         names = [name.removeprefix(folder) for name in names]
     half = most // 2
-    # The middle tells least: numbers of shards and of layers are on both sides of it.
+    # Shorten the middle, which is the least important: numbers of shards and layers are on both sides of it.
     names = [
         name if cell_len(name) <= most else f"{name[: most - half - 1]}…{name[-half:]}" for name in names
     ]
@@ -207,7 +207,7 @@ def _parts(pages: npt.NDArray[np.bool_], cells: int) -> npt.NDArray[np.float64]:
 
 
 def _bar(cells: npt.NDArray[np.float64]) -> str:
-    """Returns a shade for each part, in a frame. The lightest means no cached page, the darkest all pages."""
+    """Returns a framed shade for each part. The lightest means no cached page, the darkest all pages."""
     most = len(_SHADES) - 1
     shades = "".join(
         _SHADES[most if share == 1 else 0 if share == 0 else 1 + min(int(share * (most - 1)), most - 2)]

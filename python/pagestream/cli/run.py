@@ -1,6 +1,6 @@
-"""``pagestream run``: a command whose Python processes import pagestream's safetensors.
+"""``pagestream run``: runs a command whose Python processes import pagestream's safetensors.
 
-The command takes the place of this process. Its signals, its exit code and its tracebacks are its own.
+The command replaces this process. Its signals, its exit code and its tracebacks are its own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def run(
     """
     program, arguments = _found(command, is_module=module)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILDREN, os.environ.get("PYTHONPATH"))))
-    # Python ignores these, and a new program would inherit that.
+    # Python ignores these signals, and a new program would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execv(program, arguments)  # noqa: S606 - the user's command
     except OSError as error:
-        # For example ENOEXEC, where a script has no `#!` line.
+        # For example ENOEXEC, if a script has no `#!` line.
         error.filename = program
         raise
 
@@ -57,7 +57,7 @@ def _found(command: list[str], *, is_module: bool) -> tuple[str, list[str]]:
         return of_python
     if program := shutil.which(name):
         return program, command
-    # Python takes scripts without a suffix, and folders and archives with a `__main__.py`.
+    # Python accepts scripts without a suffix, and folders and archives with a `__main__.py`.
     if os.path.exists(name):
         return of_python
     message = f"no such command: {name}; expected a file, or a program in a folder of PATH"

@@ -1,4 +1,4 @@
-"""``pagestream tokenize``: text to a token file.
+"""``pagestream tokenize``: converts text to a token file.
 
 ```text
 files ──> parts of a few MiB ──processes──> OUT.parts ──> OUT, renamed into place
@@ -166,7 +166,7 @@ def _refuse_large_texts(parts: list[Part], tokenizer: str) -> None:
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Has SIGTERM end the block as Ctrl-C does, unless whoever began the program had it ignored."""
+    """Makes SIGTERM end the block as Ctrl-C does, unless the parent process had it ignored."""
     before = signal.getsignal(signal.SIGTERM)
     if before is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ENDED_BY_SIGTERM))
@@ -177,6 +177,6 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 
 def _starts(names: list[str]) -> npt.NDArray[np.int64]:
-    """Returns where each document begins, and the number of tokens."""
+    """Returns the start of each document, and the number of tokens."""
     lengths = np.concatenate([np.zeros(1, np.int64), *map(lengths_of, names)])
     return np.cumsum(lengths)

@@ -30,19 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Verdict:
-    """What was found at a path.
+    """The result for a path.
 
     Attributes:
         path: The path.
-        kind: ``"safetensors"`` or ``"tokens"``; None if that cannot be told.
-        files: How many files.
-        checked: How many of them were compared with checksums, byte by byte.
-        bad: What is wrong.
+        kind: ``"safetensors"`` or ``"tokens"``; None if it is unknown.
+        files: The number of files.
+        checked: The number of files that were compared with checksums, byte by byte.
+        bad: Everything that is wrong.
         warnings: Holes in files whose bytes were not compared, or are wrong; and files of the folder that
-            were not verified, or that are of several splits.
-        written: Files of checksums that were written.
-        vocabulary: Every token was found to be at least 0 and below this; None if that was not asked.
-        note: What could not be verified, so that the exit code is 3.
+            were not verified, or that belong to several splits.
+        written: Checksum files that were written.
+        vocabulary: Every token was found to be at least 0 and below this number; None if that was not
+            requested.
+        note: The part that could not be verified, so that the exit code is 3.
         error: Why the path could not be read.
     """
 
@@ -93,7 +94,7 @@ def verify(
             message = f"--require-checksums and {other} exclude each other: use one of them"
             raise ValueError(message)
     for path in paths:
-        # Report missing paths before hours of work. The stem of a Megatron pair has no file of its own.
+        # Report missing paths before hours of work. The stem of a Megatron pair is not a file.
         place = located(path)
         if not (os.path.lexists(place) or os.path.lexists(f"{place}.idx") or glob.has_magic(place)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -111,13 +112,13 @@ def verify(
         raise typer.Exit(_codes.NOT_VERIFIED)
 
 
-class _Stopped(Exception):  # noqa: N818 - it is no error
+class _Stopped(Exception):  # noqa: N818 - it is not an error
     """Ends the work at a path."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The options that hold for each path."""
+    """The options for all paths."""
 
     dtype: str | None
     format: Format | None
@@ -127,11 +128,11 @@ class _Work:
 
 
 def _verdicts(paths: list[str], threads: int | None, work: _Work) -> list[Verdict]:
-    """Verifies paths side by side, and shows how far that is."""
+    """Verifies paths in parallel, and shows the progress."""
     most = threads or len(os.sched_getaffinity(0))
     workers = min(len(paths), most)
     stops = threading.Event()
-    # Bytes done, and bytes in all, of each path.
+    # Bytes done and total bytes of each path.
     amounts = [(0, 0)] * len(paths)
     with bar_of_bytes() as bar, ThreadPoolExecutor(workers) as pool:
         task = bar.add_task("verify", total=None, visible=False)
@@ -150,23 +151,23 @@ def _verdicts(paths: list[str], threads: int | None, work: _Work) -> list[Verdic
         try:
             futures = [pool.submit(verdict, number) for number in range(len(paths))]
             for future in as_completed(futures):
-                future.result()  # raises the first error, whichever path it is of
+                future.result()  # raises the first error of any path
             return [future.result() for future in futures]
         finally:
-            # Also after a Ctrl-C between two submissions: the pool waits for each path that has begun.
+            # Also after a Ctrl-C between two submissions: the pool waits for each started path.
             stops.set()
 
 
 def _verdict(path: str, threads: int | None, work: _Work, report: Callable[[int, int], None]) -> Verdict:
     found = Verdict(path)
     try:
-        # Checksums are written of a whole checkpoint only.
+        # Write checksums only for a complete checkpoint.
         with opened(path, work.dtype, work.format, ahead=False, partly=not work.write) as files:
             if isinstance(files, Checkpoint):
                 _refuse_vocabulary(path, work)
                 found.kind, found.files = "safetensors", len(files.files)
                 if work.write:
-                    # Checksums of a hole would make its zeros look right.
+                    # Checksums of a hole would make its zeros look correct.
                     found.warnings = holes.warnings(native_files(files))
                     found.written = files.write_checksums(threads=threads, progress=report)
                 else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _THREADS, _CHUNK_BYTES = 16, 8 << 20
-# At most one half of the available memory. The program that uses the files needs the rest.
+# Limit: half of the available memory. The program that uses the files needs the rest.
 _MEMORY_SHARE = 2
 # A mount keeps no pages if less than this share of the bytes is in the cache after the read.
 _KEPT_SHARE = 0.5
@@ -87,13 +87,13 @@ def warm(
 
 
 def _size(path: str) -> int:
-    """Returns the size of a file. Refuses files without a size that can be read, for example in /proc."""
+    """Returns the size of a file. Rejects files without a readable size, for example in /proc."""
     with MappedFile(path) as file:
         return file.size
 
 
 def _cached_bytes(sizes: dict[str, int]) -> int | None:
-    """Returns how many bytes of files are in the page cache, or None if the kernel does not tell."""
+    """Returns the number of bytes of files in the page cache, or None if the kernel does not show it."""
     found = 0.0
     for path, size_bytes in sizes.items():
         with MappedFile(path) as file:
@@ -113,7 +113,7 @@ def _chunks(sizes: dict[str, int], most_bytes: int) -> Iterator[tuple[str, int, 
 
 
 def _read(chunks: Iterator[tuple[str, int, int]], total_bytes: int, threads: int) -> tuple[int, bool]:
-    """Reads ranges of files, and returns how many bytes that are, and whether Ctrl-C ended it."""
+    """Reads ranges of files. Returns the number of bytes read, and whether Ctrl-C ended it."""
     stops = threading.Event()
     done_bytes, is_interrupted = 0, False
     with bar_of_bytes() as progress, ThreadPoolExecutor(threads) as pool:
@@ -139,10 +139,10 @@ def _read(chunks: Iterator[tuple[str, int, int]], total_bytes: int, threads: int
 
 
 def _parsed(text: str) -> int:
-    """Returns a number of bytes: ``"20GiB"``, ``"500 MB"``, ``"4096"``.
+    """Parses a number of bytes: ``"20GiB"``, ``"500 MB"``, ``"4096"``.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a number of bytes.
     """
     units = {"": 1, "B": 1}
     for power, letter in enumerate("KMGT", 1):

@@ -12,7 +12,7 @@ import the user's ``sitecustomize``.
 import os
 import sys
 
-# Each Python process runs this: `typing` takes longer to import than the rest.
+# Each Python process runs this module, and importing `typing` takes longer than the rest.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Installer(object):
-    """Installs pagestream when safetensors is first imported. Other processes wait for nothing."""
+    """Installs pagestream when safetensors is first imported. Other processes are not delayed."""
 
     def find_spec(self, name, path=None, target=None):
         # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
@@ -35,7 +35,7 @@ class _Installer(object):
         try:
             from pagestream.safetensors import install
         except ImportError as error:
-            # Another Python may not have it. Without a word, a user would look for the gain in vain.
+            # Another Python may lack it. Without this message, a user would look for the speed-up in vain.
             if sys.stderr is not None:
                 told = "pagestream run: {} cannot import pagestream ({}): it uses safetensors as it is\n"
                 sys.stderr.write(told.format(sys.executable, error))

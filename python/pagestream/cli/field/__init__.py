@@ -1,1 +1,1 @@
-"""``pagestream bench --suite field``: the loaders that are installed, on the same files."""
+"""``pagestream bench --suite field``: compares all installed loaders on the same files."""

@@ -1,4 +1,4 @@
-"""The loaders of the field: each yields, step by step, what it has read of one file."""
+"""The loaders of the field. Each yields, step by step, the data that it has read from a file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pagestream.cli._contests import BATCH_SIZE, SEQUENCE_LENGTH
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    # Names and what they stand for: tensors, or x and y of a batch.
+    # Names and values: tensors, or x and y of a batch.
     Steps = Iterator[tuple[str, Any]]
 
-# Where LitData's copy of a token file lies.
+# The suffix of LitData's copy of a token file.
 LITDATA_SUFFIX = ".litdata"
 _LITDATA_CHUNK_BYTES = 64_000_000
 _LITDATA_WINDOWS = 512
@@ -32,10 +32,10 @@ class Loader:
     """A way to read a file.
 
     Attributes:
-        steps: Called with the path and a seed; what it yields is proven to be right.
-        needs: Modules that it needs, beside NumPy.
-        is_ours: Whether it is pagestream's.
-        reads_the_file: Whether it reads the file itself, and not a copy in a format of its own.
+        steps: Called with the path and a seed. The data that it yields is verified.
+        needs: Required modules, besides NumPy.
+        is_ours: Whether it is pagestream's way.
+        reads_the_file: Whether it reads the file itself, and not a copy in its own format.
     """
 
     steps: Callable[[str, int], Steps]
@@ -45,7 +45,7 @@ class Loader:
 
     @property
     def is_installed(self) -> bool:
-        """Whether all that it needs is there."""
+        """Whether all required modules are installed."""
         return all(find_spec(name) is not None for name in self.needs)
 
 
@@ -54,7 +54,7 @@ def _batches(make: Callable[[str, int], Iterator[tuple[Any, Any]]], path: str, s
 
 
 def _by_advised_memmap(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Yields batches from one `np.memmap`, of which the kernel is told that it is read at random."""
+    """Yields batches from one `np.memmap`, with the advice to the kernel that reads are random."""
     tokens: Any = np.memmap(path, np.uint16, "r")
     tokens.base.madvise(mmap.MADV_RANDOM)
     random = np.random.default_rng(seed)
@@ -65,7 +65,7 @@ def _by_advised_memmap(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
 
 
 class _Source:
-    """Random windows as a source of Grain."""
+    """Random windows as a Grain source."""
 
     def __init__(self, path: str, seed: int) -> None:
         self.windows = _contests.Windows(path, seed)

@@ -1,4 +1,4 @@
-"""The cases of the field: what is read, where, and what happens to it meanwhile."""
+"""The cases of the field: the files, their places, and the events during a read."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _GIGABYTE = 1e9
-# Steps of a turn: batches of cold files, and of those in the page cache.
+# Steps per turn: batches of cold files, and batches of cached files.
 _COLD_STEPS, _WARM_STEPS, _ALL = 32, 400, 1 << 30
 _MOST_SECONDS = 20.0
-# One that is not done by then is ended.
+# A loader that is not done by then is killed.
 _PATIENCE_SECONDS = 120.0
-# What torch takes by itself, and what a loader may have beside it.
+# The memory that torch itself needs, and the memory that a loader may use in addition.
 _CAP_BYTES = 640 << 20
 _CGROUPS = "/sys/fs/cgroup"
-# Characters of an error in the tables.
+# Characters of an error shown in the tables.
 _TOLD = 40
-# A figure that is at least this share of ours is no better.
+# A figure with at least this share of ours is no better.
 _SAME = 0.995
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured: rounds, and bytes of each file."""
+    """The amount of work: rounds, and bytes per file."""
 
     rounds: int = 3
     nbytes: int = 1 << 30
@@ -50,19 +50,20 @@ class Scale:
 
 @dataclass
 class Finding:
-    """What a loader did in a case; medians over the rounds.
+    """The result of a loader in a case; medians over the rounds.
 
     Attributes:
         case: The case.
         loader: The loader.
-        outcome: ``"right"``, ``"wrong bytes"``, ``"killed by SIGBUS"`` or its like, ``"no end"``, an error;
-            ``"stopped after 20 s"`` for one that was too slow, whose figures cover what it delivered.
+        outcome: ``"right"``, ``"wrong bytes"``, ``"killed by SIGBUS"`` or another signal, ``"no end"``, an
+            error; or ``"stopped after 20 s"`` for a loader that was too slow. Its figures cover the bytes
+            that it delivered.
         is_ours: Whether the loader is pagestream's.
-        rates: Bytes a second, of each round.
-        p50_seconds: Median of the time that a batch or a tensor took.
-        p99_seconds: 99th percentile.
-        read_per_byte: Bytes that came from the disk, or the daemon of a mount, for each that was used.
-        cpu_seconds_per_gb: CPU seconds per gigabyte, worker processes included.
+        rates: Bytes per second, for each round.
+        p50_seconds: Median time per batch or tensor.
+        p99_seconds: 99th percentile of this time.
+        read_per_byte: Bytes from the disk, or from the daemon of a mount, per used byte.
+        cpu_seconds_per_gb: CPU seconds per gigabyte, including worker processes.
         anonymous_bytes: Growth of anonymous memory.
     """
 
@@ -79,11 +80,11 @@ class Finding:
 
     @property
     def rate(self) -> float:
-        """The median of the rates; 0 if it came to no right end."""
+        """The median of the rates, or 0 if the loader did not end correctly."""
         return statistics.median(self.rates) if self.rates else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all of it."""
+        """Returns all values."""
         return asdict(self) | {"rate": self.rate}
 
 
@@ -92,14 +93,14 @@ class _Case:
     """Files of one kind, in one place.
 
     Attributes:
-        title: What it is.
+        title: The title.
         kind: ``"tokens"`` or ``"weights"``.
         path: The file.
         is_cold: Whether the file is evicted before each turn.
-        daemon: The process that serves the mount, which counts what it reads.
-        cuts: Whether the file is cut to its half after the first step.
+        daemon: The process that serves the mount, whose reads are counted.
+        cuts: Whether the file is truncated to half its size after the first step.
         group: A control group with a limit on memory.
-        rounds: How often each loader has its turn.
+        rounds: The number of turns of each loader.
     """
 
     title: str
@@ -116,12 +117,12 @@ def measured(folder: Path, scale: Scale, told: Callable[[str], None]) -> tuple[l
     """Measures all loaders in all cases.
 
     Args:
-        folder: An empty folder on the disk or mount to be measured.
-        scale: How much is measured.
-        told: Called with what is being done.
+        folder: An empty folder on the disk or mount to measure.
+        scale: The amount of work.
+        told: Called with a description of the current work.
 
     Returns:
-        What was found, and remarks about what was not measured.
+        The findings, and remarks about skipped measurements.
     """
     remarks = [
         f"{name} is not installed"
@@ -141,7 +142,7 @@ def measured(folder: Path, scale: Scale, told: Callable[[str], None]) -> tuple[l
 
 
 def _written(folder: Path, scale: Scale, remarks: list[str]) -> dict[str, str]:
-    """Writes the files, and returns them by their kind."""
+    """Writes the files, and returns their paths by kind."""
     tokens, weights = str(folder / "tokens.bin"), str(folder / "model.safetensors")
     _contests.write_token_file(tokens, scale.nbytes)
     if loaders.TOKENS["LitData"].is_installed:
@@ -156,7 +157,7 @@ def _written(folder: Path, scale: Scale, remarks: list[str]) -> dict[str, str]:
 
 
 def _cases(folder: Path, paths: dict[str, str], scale: Scale, remarks: list[str]) -> Generator[_Case]:
-    """Yields the cases one by one; a mount and a control group are there as long as theirs last."""
+    """Yields the cases one by one. A mount and a control group exist only during their cases."""
     if _contests.can_be_cold(paths["tokens"]):
         for kind, path in paths.items():
             yield _Case(f"{kind}, cold", kind, path, rounds=scale.rounds)
@@ -179,7 +180,7 @@ def _cases(folder: Path, paths: dict[str, str], scale: Scale, remarks: list[str]
 
 def _entered(
     stack: contextlib.ExitStack, manager: AbstractContextManager[Any], refusal: str, remarks: list[str]
-) -> Any:  # noqa: ANN401 - what the manager yields, or None
+) -> Any:  # noqa: ANN401 - the manager's value, or None
     try:
         return stack.enter_context(manager)
     except OSError as error:
@@ -188,7 +189,7 @@ def _entered(
 
 
 def losses(findings: list[Finding]) -> list[str]:
-    """Returns a line for each figure in which another loader is better than each of ours in that case."""
+    """Returns a line for each figure in which another loader beats each of ours in the same case."""
     lines = []
     for case in dict.fromkeys(each.case for each in findings):
         right = [each for each in findings if each.case == case and each.outcome == "right"]
@@ -219,7 +220,7 @@ def _sums(path: str) -> dict[str, int]:
 
 
 def _of_case(case: _Case, sums: dict[str, int]) -> list[Finding]:
-    """Lets all loaders take turns, in an order that changes."""
+    """Lets all loaders take turns, in a changing order."""
     kind = loaders.KINDS[case.kind]
     names = [
         name
@@ -255,7 +256,7 @@ def _turn(case: _Case, name: str, seed: int, sums: dict[str, int]) -> dict[str, 
     steps = _ALL if case.kind == "weights" else _COLD_STEPS if case.is_cold else _WARM_STEPS
     path = case.path
     if case.cuts:
-        # A copy: the file itself is still needed.
+        # Use a copy, because the file itself is still needed.
         path = shutil.copy(case.path, f"{case.path}.cut{os.path.splitext(case.path)[1]}")
         os.sync()
     asked = {"kind": case.kind, "loader": name, "path": path, "seed": seed, "waits": case.cuts}
@@ -270,7 +271,7 @@ def _turn(case: _Case, name: str, seed: int, sums: dict[str, int]) -> dict[str, 
         try:
             return _conversation(case, path, worker, sums)
         finally:
-            # With the worker processes of its own.
+            # Kill its worker processes, too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)
             if case.cuts:
@@ -280,7 +281,7 @@ def _turn(case: _Case, name: str, seed: int, sums: dict[str, int]) -> dict[str, 
 def _conversation(
     case: _Case, path: str, worker: subprocess.Popen[str], sums: dict[str, int]
 ) -> dict[str, Any]:
-    """Tells the worker when to begin and when to go on, and judges what comes."""
+    """Tells the worker when to begin and when to continue, and judges its results."""
     assert worker.stdin is not None  # noqa: S101 - for type checkers
     assert worker.stdout is not None  # noqa: S101
     worker.stdout.readline()
@@ -319,12 +320,12 @@ def _conversation(
 
 
 def _late() -> str:
-    """Returns the outcome of a loader that has not given all tensors in time."""
+    """Returns the outcome of a loader that has not delivered all tensors in time."""
     return f"stopped after {_MOST_SECONDS:.0f} s"
 
 
 def _answer(worker: subprocess.Popen[str], line: str) -> str:
-    """Sends a line, and returns the one that comes back; nothing if none comes in time."""
+    """Sends a line, and returns the answer, or an empty string if none arrives in time."""
     import select
 
     assert worker.stdin is not None  # noqa: S101
@@ -337,14 +338,14 @@ def _answer(worker: subprocess.Popen[str], line: str) -> str:
 
 
 def _files(path: str) -> list[str]:
-    """Returns a file, and those of LitData's copy of it."""
+    """Returns a file, and the files of LitData's copy of it."""
     copy = path + loaders.LITDATA_SUFFIX
     inside = [os.path.join(copy, name) for name in os.listdir(copy)] if os.path.isdir(copy) else []
     return [path, *(each for each in inside if os.path.isfile(each))]
 
 
 def _served(daemon: int | None) -> int:
-    """Returns the bytes that the daemon of a mount has read."""
+    """Returns the number of bytes that the daemon of a mount has read."""
     if daemon is None:
         return 0
     with open(f"/proc/{daemon}/io", encoding="ascii") as file:
@@ -353,10 +354,10 @@ def _served(daemon: int | None) -> int:
 
 @contextlib.contextmanager
 def _fuse(folder: Path) -> Iterator[tuple[str, int]]:
-    """Shows a folder on a FUSE mount without a page cache, by bindfs. Yields the mount and the daemon.
+    """Shows a folder on a FUSE mount without a page cache, with bindfs. Yields the mount and the daemon.
 
     Raises:
-        OSError: There is no bindfs, or it may not mount.
+        OSError: bindfs is not installed, or may not mount.
     """
     program, mount = shutil.which("bindfs"), folder.with_name(f"{folder.name}-fuse")
     if program is None:
@@ -380,10 +381,10 @@ def _fuse(folder: Path) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def _memory_limit(limit_bytes: int) -> Iterator[str]:
-    """Makes a control group with a limit on memory, and yields its folder.
+    """Creates a control group with a limit on memory, and yields its folder.
 
     Raises:
-        OSError: This user may not.
+        OSError: This user may not create it.
     """
     name = f"pagestream-bench-{os.getpid()}"
     is_old = os.path.exists(f"{_CGROUPS}/memory/memory.limit_in_bytes")
@@ -394,7 +395,7 @@ def _memory_limit(limit_bytes: int) -> Iterator[str]:
             file.write(str(limit_bytes))
         yield group
     finally:
-        # A process that was killed a moment ago is in the group still.
+        # A process that was just killed may still be in the group.
         for _ in range(100):
             with contextlib.suppress(OSError):
                 os.rmdir(group)

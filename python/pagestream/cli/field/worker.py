@@ -1,8 +1,9 @@
-"""One load by one loader, in a process of its own: ``python -m pagestream.cli.field.worker``.
+"""A load with one loader, in a separate process: ``python -m pagestream.cli.field.worker``.
 
 The first argument is JSON: ``kind``, ``loader``, ``path``, ``seed``, ``most_steps``, ``most_seconds``,
-``waits``. The process says ``ready`` once everything is imported, begins when it gets a line, and prints what
-happened as JSON. With ``waits`` it says ``first`` after the first step, and waits for another line.
+``waits``. The process prints ``ready`` once everything is imported, begins when it receives a line, and
+prints the result as JSON. With ``waits`` it prints ``first`` after the first step, and waits for another
+line.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from pagestream.cli import _contests
 from pagestream.cli.field import loaders
 
-# Seconds between two looks at the memory.
+# Seconds between two measurements of the memory.
 _LOOK = 0.02
 
 
@@ -38,7 +39,7 @@ class _Memory(threading.Thread):
             self.most = max(self.most, _anonymous_bytes())
 
     def growth(self) -> int:
-        """Ends the watch. Returns by how many bytes the memory has grown at most."""
+        """Ends the watch. Returns the maximum growth of the memory."""
         self._ended.set()
         self.join()
         return max(self.most, _anonymous_bytes()) - self.before
@@ -70,10 +71,10 @@ def _used(tensor: Any) -> int:  # noqa: ANN401 - an array or a tensor
 
 
 def main() -> None:
-    """Loads, and prints what happened."""
+    """Runs the load, and prints the result."""
     asked = json.loads(sys.argv[1])
     loader = loaders.KINDS[asked["kind"]][asked["loader"]]
-    # Loading the libraries is not what is compared.
+    # Import the libraries first: their import time is not compared.
     with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Exception):
         next(loader.steps(asked["path"] + ".nothing", 0))
     print("ready", flush=True)
@@ -89,7 +90,7 @@ def main() -> None:
         for name, thing in loader.steps(asked["path"], asked["seed"]):
             if asked["kind"] == "tokens":
                 latencies.append(time.perf_counter() - last)
-                # What is proven of each tenth batch takes time of its own.
+                # Verifying every tenth batch takes additional time.
                 if found["steps"] % 10 == 0:
                     _contests.prove(*thing)
                 found["nbytes"] += _contests.BATCH_SIZE * _contests.SEQUENCE_LENGTH * 2
@@ -107,7 +108,7 @@ def main() -> None:
                 break
     except _contests.WrongBytesError:
         found["is_right"] = False
-    except Exception as error:  # noqa: BLE001 - what a loader raises is what is to be told
+    except Exception as error:  # noqa: BLE001 - the result reports any error of a loader
         found["error"] = f"{type(error).__name__}: {error}"
     found["seconds"] = time.perf_counter() - begun
     found["anonymous_bytes"] = memory.growth()
@@ -115,7 +116,7 @@ def main() -> None:
     found["read_bytes"] = _read_bytes() - read
     found["latencies"] = [float(each) for each in np.quantile(latencies or [0.0], [0.5, 0.99])]
     print(json.dumps(found), flush=True)
-    # What loaders leave behind is not waited for.
+    # Do not wait for threads and processes that loaders leave behind.
     os._exit(0)
 
 
