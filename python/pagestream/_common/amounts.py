@@ -1,4 +1,4 @@
-"""Amounts as people write them."""
+"""Amounts in the form that people write."""
 
 from __future__ import annotations
 

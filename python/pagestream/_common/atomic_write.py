@@ -1,9 +1,9 @@
-"""Files that are written under another name and take their own at the end, all of them or none.
+"""Files that are written under temporary names and renamed at the end, all of them or none.
 
 ```text
 create .name.<random>.tmp ── lock it ── write ── fsync ── rename over name
         │                       └── held until it is closed: a temporary file without a lock has no writer
-        └── those that a killed writer left are removed, by that sign, when the same name is written again
+        └── temporary files without a lock are removed when the same name is written again
 ```
 """
 
@@ -28,7 +28,7 @@ _RANDOM_BYTES = 8
 
 
 class Replacement:
-    """Files that take their names at the end of a ``with`` block, all of them or none."""
+    """Files that are renamed at the end of a ``with`` block, all of them or none."""
 
     def __init__(self) -> None:
         self._files: list[tuple[str, str, IO[bytes]]] = []
@@ -36,7 +36,7 @@ class Replacement:
         self._folders: list[int] = []
         self._locks: list[int] = []
         self._lock_name = ""
-        # Known before the file is made, so that an interruption in between leaves nothing.
+        # Recorded before the file is created, so that an interruption in between leaves no file behind.
         self._names: list[str] = []
 
     def __enter__(self) -> Self:
@@ -47,8 +47,8 @@ class Replacement:
 
         Args:
             path: The file, or a symbolic link.
-            what: What is written, for messages; a plural.
-            replaces_link: Whether the file takes the place of a symbolic link, or of its target.
+            what: The content, for messages; a plural.
+            replaces_link: Whether the file replaces a symbolic link itself, or its target.
         """
         target = os.fsdecode(path)
         if os.path.islink(target) and not replaces_link:
@@ -67,36 +67,37 @@ class Replacement:
                 raise OSError(errno.EINVAL, f"{message}, FIFO or socket", target)
         name, file = self._create(target)
         self._files.append((name, target, file))
-        # The new file has the permissions of the old one.
+        # The new file has the old file's permissions.
         if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
             os.fchmod(file.fileno(), stat.S_IMODE(mode))
         return file
 
     def scratch(self) -> IO[bytes]:
-        """A file without a name, next to the first one."""
+        """Creates a file without a name, next to the first one."""
         name, file = self._create(self._files[0][1])
         os.unlink(name)
         return file
 
     def _create(self, target: str) -> tuple[str, IO[bytes]]:
         folder, base = os.path.split(target)
-        # A name of any length may become too long; its beginning says enough.
+        # A very long name could become too long, so use only its beginning.
         prefix = f".{base[:40]}."
         _remove_abandoned(folder or os.curdir, prefix)
         while True:
             name = os.path.join(folder, f"{prefix}{secrets.token_hex(_RANDOM_BYTES)}{_SUFFIX}")
             self._names.append(name)
             try:
-                # One call, which no interrupt can come into: a file is in the list as soon as it is open.
+                # A single call, so no interrupt can come in between: a file is in the list as soon as it is
+                # open.
                 self._open.extend(map(open, (name,), ("x+b",)))
             except OSError as error:
-                # The caller knows the directory, not the temporary name.
+                # The caller knows the directory, and not the temporary name.
                 error.filename = folder or os.curdir
                 raise
             file = self._open[-1]
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Another writer may have taken it for abandoned before it was locked.
+            # Another writer may have considered it abandoned before it was locked.
             if os.fstat(file.fileno()).st_nlink:
                 return name, file
 
@@ -107,14 +108,14 @@ class Replacement:
             if kind is None:
                 self._finish()
             elif isinstance(error, OSError) and error.filename is None and error.errno and self._files:
-                # The disk is full and the like: say which file.
+                # Name the file, for example if the disk is full.
                 error.filename = self._files[0][1]
         finally:
             for file in self._open:
                 try:
                     file.close()
                 except OSError:
-                    # What could not be flushed was reported before, or belongs to a file that is dropped.
+                    # A failed flush was reported before, or belongs to a file that is dropped.
                     continue
             for name in self._names:
                 if os.path.lexists(name):
@@ -124,7 +125,7 @@ class Replacement:
                 os.close(descriptor)
 
     def _remove_lock_file(self) -> None:
-        """Removes the lock file, unless another writer has it: an interrupt may have come before the lock."""
+        """Removes the lock file, if this writer owns it: an interrupt may have come before the lock."""
         if self._locks and os.fstat(self._locks[-1]).st_nlink:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,14 +147,14 @@ class Replacement:
                 os.replace(name, target)
         for folder in sorted({os.path.dirname(target) or os.curdir for _, target, _ in self._files}):
             _hold(self._folders, folder, os.O_RDONLY | os.O_DIRECTORY)
-            # The names in it last from now on.
+            # From now on, the names in the folder are durable.
             os.fsync(self._folders[-1])
 
     def _rename_in_turn(self, last: str) -> None:
-        """Renames several files, of which the last describes the others, while no other writer does.
+        """Renames several files, while no other writer does so. The last file describes the others.
 
-        Writers lock a file of their own next to the target. Readers could hold a lock on the folder, or on
-        the target, for as long as they like.
+        Writers lock a separate file next to the target. Readers could hold a lock on the folder, or on the
+        target, for as long as they like.
         """
         folder, base = os.path.split(last)
         self._lock_name = os.path.join(folder, f".{base[:40]}.lock")
@@ -161,10 +162,10 @@ class Replacement:
             _hold(self._locks, self._lock_name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             with contextlib.suppress(OSError):  # the file system may have no locks
                 fcntl.flock(self._locks[-1], fcntl.LOCK_EX)
-            # The writer before has removed it, and another may have made it again.
+            # The previous writer has removed it, and another may have created it again.
             if os.fstat(self._locks[-1]).st_nlink:
                 break
-        # No index is better than one that does not fit, while the others are replaced.
+        # While the other files are replaced, no index is better than a mismatched one.
         if os.path.lexists(last):
             os.unlink(last)
         for temporary, target, _ in self._files:
@@ -173,12 +174,12 @@ class Replacement:
 
 def _hold(held: list[int], path: str, flags: int) -> None:
     """Opens a descriptor for a list whose elements are closed later."""
-    # One call, which no interrupt can come into: a descriptor is in the list as soon as it is open.
+    # A single call, so no interrupt can come in between: a descriptor is in the list as soon as it is open.
     held.extend(map(os.open, (path,), (flags | os.O_CLOEXEC,), (0o666,)))
 
 
 def _remove_abandoned(folder: str, prefix: str) -> None:
-    """Removes temporary files of the same target that no living writer has locked."""
+    """Removes temporary files of the same target without a lock, because their writers have ended."""
     length = len(prefix) + 2 * _RANDOM_BYTES + len(_SUFFIX)
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -189,7 +190,7 @@ def _remove_abandoned(folder: str, prefix: str) -> None:
 def _remove_if_abandoned(path: str) -> None:
     held: list[int] = []
     try:
-        # Without locks in the file system nothing shows whether a writer lives: the file stays.
+        # If the file system has no locks, a living writer cannot be detected, so the file stays.
         with contextlib.suppress(OSError):
             _hold(held, path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)

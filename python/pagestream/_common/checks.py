@@ -1,4 +1,4 @@
-"""Checks of arguments that several classes take."""
+"""Checks of arguments that several classes share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def at_least(least: int, name: str, value: object) -> int:
-    """Returns the integer, if it is one and in range."""
+    """Returns the value, if it is an integer and in range."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         message = f"{name} must be an integer, not {value!r}"
         raise TypeError(message)
@@ -23,7 +23,7 @@ def at_least(least: int, name: str, value: object) -> int:
 
 
 def element(index: SupportsIndex, length: int, what: str) -> int:
-    """Returns the number of an element of a sequence, of which a negative one counts from the end."""
+    """Returns the index of an element of a sequence. A negative index counts from the end."""
     try:
         return range(length)[index]
     except IndexError:
@@ -32,20 +32,20 @@ def element(index: SupportsIndex, length: int, what: str) -> int:
 
 
 def listed(words: tuple[str, ...]) -> str:
-    """Returns words as a sentence names them: ``"a", "b" or "c"``."""
+    """Returns words in the form of a sentence: ``"a", "b" or "c"``."""
     *most, last = (f'"{word}"' for word in words)
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def one_of(name: str, value: object, words: tuple[str, ...]) -> None:
-    """Refuses a value that is not one of the words."""
+    """Raises unless the value is one of the words."""
     if not isinstance(value, str) or value not in words:
         message = f"{name} must be {listed(words)}, not {value!r}"
         raise (ValueError if isinstance(value, str) else TypeError)(message)
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Returns the bool, if it is one."""
+    """Returns the value, if it is a bool."""
     if not isinstance(value, bool):
         message = f"{name} must be True or False, not {value!r}"
         raise TypeError(message)
@@ -53,7 +53,7 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def only_with(name: str, value: object, *, needed: bool, needs: str) -> None:
-    """Refuses an argument that would have no effect."""
+    """Rejects an argument that would have no effect."""
     if value is not None and not needed:
         message = f"{name}={value!r} has no effect without {needs}"
         raise ValueError(message)

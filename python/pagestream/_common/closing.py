@@ -1,4 +1,4 @@
-"""Bases of objects that hold files open: closed by ``with``, and telling how the files are read."""
+"""Base classes for objects with open files: ``with`` closes them, and properties show how they are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ClosedByWith:
-    """Base of classes whose `close` is called at the end of a ``with`` block."""
+    """Base of classes with a `close` that runs at the end of a ``with`` block."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ class ClosedByWith:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Closes."""
+        """Closes the object."""
         self.close()
 
 
@@ -40,7 +40,7 @@ class HeldFiles(Protocol):
 
 
 class HoldsFiles(ClosedByWith):
-    """Base of classes whose `_files` are what they read."""
+    """Base of classes that read the files in `_files`."""
 
     __slots__ = ()
 
@@ -50,15 +50,16 @@ class HoldsFiles(ClosedByWith):
     def mode(self) -> str:
         """How the files are read: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
 
-        If it differs from file to file, the weakest: ``"read"``, else ``"private"``.
+        If the files differ, it is the weakest mode: ``"read"``, otherwise ``"private"``.
         """
         return self._files.mode
 
     @property
     def reason(self) -> str | None:
-        """Why `mode` is not the first choice; None if it is.
+        """Why `mode` is not the first choice, or None if it is.
 
-        Of several files, the reason of the first one in `mode`, with its path and their number.
+        For several files, it is the reason of the first file in `mode`, with its path and the number of such
+        files.
         """
         return self._files.reason
 
@@ -68,13 +69,13 @@ class HoldsFiles(ClosedByWith):
         return self._files.closed
 
     def check(self) -> None:
-        """Raises if a file is no longer the one that was opened; see `MappedFile.check`.
+        """Raises if a file is no longer the file that was opened; see `MappedFile.check`.
 
-        The index of a checkpoint is a file, too.
+        The index of a checkpoint is also checked.
 
         Raises:
-            FileChangedError: Cut, grown, rewritten, deleted or replaced.
-            ValueError: It is closed.
+            FileChangedError: A file was truncated, extended, rewritten, deleted or replaced.
+            ValueError: The object is closed.
 
         Examples:
             >>> from pagestream import open_checkpoint, open_tokens
@@ -84,7 +85,7 @@ class HoldsFiles(ClosedByWith):
         self._files.check()
 
     def close(self) -> None:
-        """Closes the files. Arrays and tensors that are out stay valid.
+        """Closes the files. Arrays and tensors already returned stay valid.
 
         Examples:
             >>> from pagestream import open_tokens

@@ -23,14 +23,14 @@ _WRONG_USE = 2
 
 
 def mmap_mode(explicit: Mode | None, argument: str = "mmap_mode") -> Mode:
-    """Returns the mode to open with: the argument, else ``PAGESTREAM_MMAP_MODE``, else ``"auto"``."""
+    """Returns the mode for opening files: the argument, ``PAGESTREAM_MMAP_MODE``, or ``"auto"``."""
     value = os.environ.get("PAGESTREAM_MMAP_MODE", "auto") if explicit is None else explicit
     one_of("PAGESTREAM_MMAP_MODE" if explicit is None else argument, value, _native.MODES)
     return cast("Mode", value)
 
 
 def apply_log() -> None:
-    """Applies ``PAGESTREAM_LOG``: without it the library is silent, unless the program sets up logging.
+    """Applies ``PAGESTREAM_LOG``. Without it, the library is silent, unless the program sets up logging.
 
     With it, messages of that level and above go to standard error.
     """
@@ -47,7 +47,7 @@ def apply_log() -> None:
 
 
 def apply() -> None:
-    """Applies the variables that count once, when the package is imported.
+    """Applies the variables that take effect once, when the package is imported.
 
     ``PAGESTREAM_FAULT_GUARD`` is ``on`` (default), ``copies`` or ``off``. ``PAGESTREAM_SHARE`` is ``off``
     (default) or ``on``: open files are shared with processes of the same user.
@@ -75,14 +75,14 @@ def _apply() -> None:
 def _is_command() -> bool:
     """Returns whether Python imports the package for its script, or for ``python -m pagestream``."""
     program = os.path.basename(sys.argv[0]) if sys.argv else ""
-    # Until Python has found the module of `-m`, only `orig_argv` has its name.
+    # Until Python has found the module for `-m`, only `orig_argv` contains its name.
     return program == _COMMAND or (program == "-m" and _COMMAND in sys.orig_argv)
 
 
 def check() -> None:
-    """Refuses a bad value of a variable that is read on use, such as ``PAGESTREAM_THREADS``.
+    """Rejects an invalid value of a variable that is read on use, for example ``PAGESTREAM_THREADS``.
 
-    The command calls this before it begins. A program may not use the variable for hours.
+    The command calls this before it starts, because it may not use the variable for hours.
 
     Raises:
         ValueError: A value cannot be parsed.
@@ -96,7 +96,7 @@ def check() -> None:
 
 
 def log_opening(what: str, mode: str, reason: str | None) -> None:
-    """Logs the mode in which something was opened, and why it is not the first choice."""
+    """Logs the mode in which a file was opened, and why it is not the first choice."""
     if reason is None:
         _log.debug("opened %s: %s", what, mode)
     else:
@@ -104,13 +104,13 @@ def log_opening(what: str, mode: str, reason: str | None) -> None:
 
 
 def number(name: str, default: int, *, least: int, most: int = (1 << 63) - 1) -> int:
-    """An integer from the environment."""
+    """Returns an integer from the environment."""
     text = os.environ.get(name)
     if text is None:
         return default
     try:
         value = int(text)
-    except ValueError:  # also of thousands of digits
+    except ValueError:  # also if it has thousands of digits
         value = least - 1
     if not least <= value <= most:
         limit = f"at most {most}" if value > most else f"an integer, at least {least}"
@@ -120,7 +120,7 @@ def number(name: str, default: int, *, least: int, most: int = (1 << 63) - 1) ->
 
 
 def threads(explicit: int | None) -> int | None:
-    """Gathering threads: the argument, else ``PAGESTREAM_THREADS``, else None."""
+    """Returns the number of threads: the argument, ``PAGESTREAM_THREADS``, or None."""
     if explicit is not None:
         count = at_least(1, "threads", explicit)
         if count > _native.MAX_THREADS:
@@ -131,14 +131,14 @@ def threads(explicit: int | None) -> int | None:
 
 
 def memory_bytes(explicit: int | None) -> int | None:
-    """A memory budget: the argument, else ``PAGESTREAM_MEMORY_BYTES``, else None."""
+    """Returns the memory budget: the argument, ``PAGESTREAM_MEMORY_BYTES``, or None."""
     if explicit is not None:
         return at_least(1, "memory_bytes", explicit)
     return number("PAGESTREAM_MEMORY_BYTES", 0, least=1) or None
 
 
 def ahead_bytes(explicit: int | None) -> int | None:
-    """Bytes of read-ahead at most: the argument, else ``PAGESTREAM_AHEAD``, else None; 0 for none."""
+    """Returns the maximum read-ahead in bytes: the argument, ``PAGESTREAM_AHEAD``, or None; 0 disables it."""
     if explicit is not None:
         if isinstance(explicit, bool) or not hasattr(explicit, "__index__"):
             if explicit is False:
@@ -149,7 +149,7 @@ def ahead_bytes(explicit: int | None) -> int | None:
     text = os.environ.get("PAGESTREAM_AHEAD", "auto")
     if text in ("auto", "off"):
         return 0 if text == "off" else None
-    # Python refuses to read numbers of thousands of digits.
+    # Python refuses to parse numbers with thousands of digits.
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(1 << 63))
     if not is_number or not 0 < int(text) < 1 << 63:
         message = f'PAGESTREAM_AHEAD is {text!r}; it must be "auto", "off" or a number of bytes, at least 1'
@@ -158,7 +158,7 @@ def ahead_bytes(explicit: int | None) -> int | None:
 
 
 def copies(explicit: bool | None, *, default: bool = False) -> bool:  # noqa: FBT001
-    """Returns whether tensors are copied: the argument ``copy``, else ``PAGESTREAM_COPY``, else `default`."""
+    """Returns whether tensors are copied: the argument ``copy``, ``PAGESTREAM_COPY``, or `default`."""
     if explicit is not None:
         return check_bool("copy", explicit)
     value = os.environ.get("PAGESTREAM_COPY") or ("on" if default else "off")
@@ -167,7 +167,7 @@ def copies(explicit: bool | None, *, default: bool = False) -> bool:  # noqa: FB
 
 
 def sglang() -> bool:
-    """Returns whether SGLang reads by pagestream: ``PAGESTREAM_SGLANG``, else False."""
+    """Returns whether SGLang reads with pagestream: ``PAGESTREAM_SGLANG``, or False."""
     value = os.environ.get("PAGESTREAM_SGLANG", "off")
     one_of("PAGESTREAM_SGLANG", value, ("on", "off"))
     return value == "on"

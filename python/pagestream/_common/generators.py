@@ -1,4 +1,4 @@
-"""Generators that end when, and as, those that use them do."""
+"""Ends generators when their consumers end, with the same exceptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def telling(pairs: Generator[Any, None, None]) -> Iterator[Generator[Any, None, None]]:
-    """Closes a generator at the end, and raises in it what its consumer raises: ranks tell each other why."""
+    """Closes a generator at the end, and raises its consumer's exception in it: ranks report the cause."""
     try:
         yield pairs
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Tables in HTML, as notebooks show them."""
+"""HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def page(title: str, *parts: str) -> str:
-    """Returns parts, which are HTML, under a title, which is text."""
+    """Returns HTML parts under a plain-text title."""
     return f"<div><strong>{escape(title)}</strong>{''.join(parts)}</div>"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """Returns a table of texts, and a line below it."""
+    """Returns a table of texts with a line below it."""
     head = "".join(f"<th>{escape(text)}</th>" for text in header)
     body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows)
     below = f"<p>{escape(note)}</p>" if note else ""

@@ -1,4 +1,4 @@
-"""Repositories in the local cache of Hugging Face. Nothing is downloaded.
+"""Repositories in the local Hugging Face cache. Nothing is downloaded.
 
 The cache has a folder for each model (https://huggingface.co/docs/huggingface_hub/guides/manage-cache):
 
@@ -18,7 +18,7 @@ from pagestream._common.paths import expanded
 
 
 def cache_folder() -> str:
-    """Returns the folder of the cache, by the variables of huggingface_hub."""
+    """Returns the cache folder, according to huggingface_hub's variables."""
     environment = os.environ.get
     home = os.path.join(environment("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     default = os.path.join(environment("HF_HOME") or home, "hub")
@@ -28,18 +28,18 @@ def cache_folder() -> str:
 
 
 def repository_folder(name: str) -> str:
-    """Returns the folder of a model such as ``"openai-community/gpt2"``, which may not exist."""
+    """Returns the folder of a model, for example ``"openai-community/gpt2"``. It may not exist."""
     return os.path.join(cache_folder(), f"models--{name.replace('/', '--')}")
 
 
 def snapshot_in(folder: str) -> str | None:
-    """Returns the snapshot of the branch ``main``, or the only snapshot; None if the folder has no snapshots.
+    """Returns the snapshot of the branch ``main``, or the only snapshot. None if there are no snapshots.
 
     Args:
-        folder: As from `repository_folder`.
+        folder: A result of `repository_folder`.
 
     Raises:
-        FileNotFoundError: There are several snapshots, and none is that of ``main``.
+        FileNotFoundError: There are several snapshots, but none for ``main``.
     """
     snapshots = os.path.join(folder, "snapshots")
     if not os.path.isdir(snapshots):

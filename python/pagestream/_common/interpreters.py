@@ -1,7 +1,7 @@
-"""Refuses interpreters that pagestream is not made for.
+"""Rejects interpreters that pagestream does not support.
 
-A process has one fault handler, which raises in the main interpreter: sub-interpreters are refused. So are
-free-threaded builds of Python, with which pagestream has not been tested.
+A process has a single fault handler, which raises in the main interpreter, so sub-interpreters are rejected.
+Free-threaded builds of Python are also rejected, because pagestream has not been tested with them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-# CPython 3.13 renamed the module. If a build has neither, it counts as the main interpreter.
+# CPython 3.13 renamed the module. If a build has neither, its interpreter counts as the main interpreter.
 _MODULES = ("_interpreters", "_xxsubinterpreters")
 
 
@@ -19,7 +19,7 @@ def require_supported() -> None:
     Raises:
         ImportError: This is a sub-interpreter, or a free-threaded build.
     """
-    # `sysconfig` says it, too, but imports all variables of the build.
+    # `sysconfig` also shows this, but it imports all variables of the build.
     if "t" in sys.abiflags:
         message = (
             "import pagestream: this is a free-threaded build of Python, for which pagestream is not "

@@ -1,6 +1,6 @@
-"""Advice for keyword arguments that other libraries have and ours do not: one table, and `advises`.
+"""Advice about keyword arguments that other libraries have and pagestream lacks: a table, and `advises`.
 
-A function with advice keeps its signature. A call that succeeds does not look at the table.
+A function with advice keeps its signature. A successful call does not use the table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DOCUMENTS = {
 }
 _VOCABULARY = _each("vocab_size n_vocab num_tokens", "use vocabulary")
 _MODE = _each("mmap use_mmap mode backend mmap_bin_files no_mmap_bin_files", "use mmap_mode")
-# Of loaders that read from object stores.
+# Keywords of loaders that read from object stores.
 _MOUNTED = {
     **_each("remote urls url", "pass a path on a mounted file system"),
     **_each(
@@ -54,7 +54,7 @@ _MOUNTED = {
         "leave it out: pagestream reads files where they are, and downloads nothing",
     ),
 }
-# Of data sets that build an index, or whose items have a format of their own.
+# Keywords of data sets that build an index, or whose items have their own format.
 _NO_INDEX = {
     **_each("data_cache_path path_to_cache index_path", "leave it out: no index is built or cached"),
     **_each("item_loader serializers", "leave it out: an item is a window of tokens"),
@@ -101,9 +101,9 @@ _SAFETENSORS = {
     "plan": "use plan of pagestream.torch.load_state_dict, or get_tensor of safe_open for each tensor",
 }
 
-# Unknown words with their advice, for each function by its name below `pagestream`.
+# Unknown keywords with their advice, for each function by its name below `pagestream`.
 ADVICE: dict[str, dict[str, str]] = {
-    # Also for `pagestream.torch.TokenLoader`, which passes its arguments on.
+    # It also applies to `pagestream.torch.TokenLoader`, which passes its arguments on.
     "TokenLoader": {
         **_LENGTH,
         **_each(
@@ -337,8 +337,8 @@ ADVICE: dict[str, dict[str, str]] = {
 def advises(name: str) -> Callable[[Function], Function]:
     """Returns a decorator for a function or an ``__init__`` that has a row in `ADVICE`.
 
-    No word of the row is a parameter of the function. A call with such a word is a TypeError in any case,
-    and the decorator adds the advice to its message. Any other TypeError passes unchanged.
+    No word in the row is a parameter of the function. A call with such a word is always a TypeError, and the
+    decorator adds the advice to its message. Any other TypeError passes unchanged.
     """
     advice = ADVICE[name]
 
@@ -346,7 +346,7 @@ def advises(name: str) -> Callable[[Function], Function]:
         title = function.__qualname__.removesuffix(".__init__")
 
         @wraps(function)
-        def call(*values: Any, **arguments: Any) -> Any:  # noqa: ANN401 - the signature is of any kind
+        def call(*values: Any, **arguments: Any) -> Any:  # noqa: ANN401 - any signature
             try:
                 return function(*values, **arguments)
             except TypeError:

@@ -8,16 +8,17 @@ import weakref
 
 
 class ForkSafeLock:
-    """A reentrant `lock` for a ``with`` block that a fork's child gets anew.
+    """A reentrant `lock` for a ``with`` block, which a forked child replaces with a new one.
 
-    In the child no thread is left that could release the lock of the parent. A signal handler runs in the
-    main thread, possibly inside its ``with`` block, and acquires the lock again; it finds `taken` set then.
+    The child has no thread that could release the parent's lock. A signal handler runs in the main thread,
+    possibly inside its ``with`` block, and acquires the lock again. It then finds `taken` set.
     """
 
     __slots__ = ("__weakref__", "lock", "taken")
 
     def __init__(self) -> None:
-        # Used directly: an interrupt cannot come between taking it and the block, as in a method of ours.
+        # Used directly, because an interrupt could come between the lock and the block in a method of our
+        # own.
         self.lock = threading.RLock()
         self.taken = False
         _ALL.add(self)

@@ -1,4 +1,4 @@
-"""Paths as users write them: `expanded` is the one place that understands ``~`` and refuses URLs."""
+"""Paths as users write them: only `expanded` understands ``~`` and rejects URLs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _S3 = "mount the bucket with mountpoint-s3 or rclone, or download the files"
 _GOOGLE = "mount the bucket with gcsfuse or rclone, or download the files"
 _AZURE = "mount the container with blobfuse2 or rclone, or download the files"
 _WEB = "download the file, and pass its path"
-# Ways to a local path, by the scheme of a URL.
+# How to get a local path, by the scheme of a URL.
 _REMEDIES = {
     "s3": _S3,
     "s3a": _S3,
@@ -33,11 +33,11 @@ _REMEDIES = {
 def expanded(path: StrPath) -> str:
     """Returns a path as a str, with a home directory in place of ``~`` or ``~user``.
 
-    An entry ``~`` of the current directory wins, so that every path that the system can open means the same
-    file as elsewhere. So does an entry ``s3:``.
+    If the current directory has an entry ``~``, that entry wins, so that every valid path means the same file
+    as in other programs. The same holds for an entry ``s3:``.
 
     Raises:
-        FileNotFoundError: The path is a URL, such as ``s3://bucket/train.bin``.
+        FileNotFoundError: The path is a URL, for example ``s3://bucket/train.bin``.
     """
     plain = os.fsdecode(path)
     if ":/" in plain:
@@ -48,7 +48,7 @@ def expanded(path: StrPath) -> str:
 
 
 def _refuse_url(path: str) -> None:
-    # One slash: `pathlib.Path` drops the other.
+    # One slash, because `pathlib.Path` drops the other.
     scheme, _, _ = path.partition(":/")
     remedy = _REMEDIES.get(scheme.lower())
     if remedy is None or os.path.lexists(f"{scheme}:"):

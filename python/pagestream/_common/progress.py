@@ -1,4 +1,4 @@
-"""Progress of long work: ``progress=True`` for a bar, or a callable that gets two numbers."""
+"""Progress of long operations: ``progress=True`` for a bar, or a callable that gets two numbers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pagestream._common.ranks import is_first_rank
 
 Progress = bool | Callable[[int, int], object] | None
 
-# Without a bar there is a line for each tenth.
+# Without a bar, a line is printed for each tenth.
 _LINES = 10
 
 
 def checked(progress: Progress) -> None:
-    """Refuses what `reporting` cannot use.
+    """Rejects values that `reporting` cannot use.
 
     Raises:
-        TypeError: It is neither a bool nor a callable.
+        TypeError: The value is neither a bool nor a callable.
     """
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         message = f"progress must be True, False or a callable, not {progress!r}"  # type: ignore[unreachable]
@@ -31,10 +31,11 @@ def reporting(progress: Progress, total_bytes: int, label: str) -> Iterator[Call
     """Yields the function to call with the bytes done so far, or None without progress.
 
     Args:
-        progress: True for a bar on standard error, on rank 0 alone: by tqdm where it is installed, else a
-            line for each tenth. Or a callable that is called with (bytes done, bytes in all), on each rank.
-        total_bytes: Bytes in all; 0 where that is not known.
-        label: Name of the work, for the bar.
+        progress: True for a bar on standard error, on rank 0 only. It uses tqdm if that is installed, and
+            otherwise prints a line for each tenth. Or a callable that is called with (bytes done, total
+            bytes), on each rank.
+        total_bytes: Total bytes; 0 if unknown.
+        label: Name of the operation, for the bar.
 
     Raises:
         TypeError: `progress` is neither a bool nor a callable.

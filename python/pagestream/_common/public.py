@@ -1,4 +1,4 @@
-"""What users see of a module: `set_module` for its names, `names_of` for `dir`."""
+"""The public view of a module: `set_module` for its names, `names_of` for `dir`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Thing = TypeVar("Thing", bound=Callable[..., object])
 def set_module(name: str) -> Callable[[Thing], Thing]:
     """Returns a decorator that sets the ``__module__`` of a class or function, as in NumPy.
 
-    Error messages, ``repr``, ``help`` and pickles then name ``pagestream.MappedFile``, not the file that
+    Error messages, ``repr``, ``help`` and pickles then name ``pagestream.MappedFile``, and not the file that
     defines it.
     """
 
     def decorate(thing: Thing) -> Thing:
         if isinstance(thing, type) and "__annotations__" in vars(thing):
-            # typing.get_type_hints evaluates strings in the class's module, which is about to be another one.
+            # typing.get_type_hints evaluates strings in the class's module, which is about to change.
             hints = get_type_hints(thing, include_extras=True)
             thing.__annotations__ = {each: hints[each] for each in vars(thing)["__annotations__"]}
         thing.__module__ = name
@@ -27,5 +27,5 @@ def set_module(name: str) -> Callable[[Thing], Thing]:
 
 
 def names_of(namespace: Mapping[str, object], names: Iterable[str]) -> list[str]:
-    """Returns the names that ``dir`` shows: public ones, and Python's own such as ``__file__``."""
+    """Returns the names for ``dir``: the public names, and Python's own, for example ``__file__``."""
     return sorted({*names, *(name for name in namespace if name.startswith("__"))})

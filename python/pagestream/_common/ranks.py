@@ -8,13 +8,14 @@ import sys
 from pagestream._common import environment
 from pagestream._common.checks import at_least
 
-# How launchers tell a process how many of its job run on this node: torchrun, Open MPI, MPICH and Intel MPI.
+# The launchers' variables for the number of the job's processes on this node: torchrun, Open MPI, MPICH and
+# Intel MPI.
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 # The variables of each launcher: the number of processes of the job, and the rank of this one. The first
-# launcher with a number counts; if it names one process, no later one may name several. Slurm is last,
-# because processes of Open MPI and MPICH inherit its variables from their daemon. srun sets the number of a
-# step, and a batch script has none.
+# launcher with a number counts. If it reports one process, no later one may report several. Slurm comes last,
+# because processes of Open MPI and MPICH inherit its variables from their daemon. srun sets the number for a
+# step; a batch script has none.
 _LAUNCHERS = (
     ("WORLD_SIZE", "RANK"),  # torchrun, accelerate, DeepSpeed
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI
@@ -25,24 +26,24 @@ _LAUNCHERS = (
 
 
 def local_processes() -> int:
-    """Returns the number of processes of this job on this node, as far as a launcher tells."""
+    """Returns the number of this job's processes on this node, as far as a launcher shows it."""
     return max(environment.number(name, 1, least=1) for name in _LOCAL_SIZES)
 
 
 def is_first_rank() -> bool:
-    """Returns whether this process is rank 0. True if nothing names its rank."""
+    """Returns whether this process is rank 0. True if its rank is unknown."""
     try:
         return rank_and_world_size(None, None)[0] == 0
     except ValueError:
-        # Some launchers set WORLD_SIZE alone. Work that asks for no rank goes on.
+        # Some launchers set only WORLD_SIZE. Work that needs no rank continues.
         return True
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Returns the given rank and world size, or else the rank and world size of this process, or else 0 of 1.
+    """Returns the given rank and world size, the rank and world size of this process, or 0 and 1.
 
     Raises:
-        ValueError: Only one of both is given, or the variables of launchers contradict each other.
+        ValueError: Only one of them is given, or the variables of launchers contradict each other.
     """
     if (rank is None) != (world_size is None):
         message = "rank and world_size go together: pass both or neither"
@@ -53,7 +54,7 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
 
 
 def of_this_process() -> tuple[int, int] | None:
-    """Returns rank and world size from torch.distributed, JAX or a launcher; None if nothing names them.
+    """Returns rank and world size from torch.distributed, JAX or a launcher. None if they are unknown.
 
     Raises:
         ValueError: The variables of launchers contradict each other.
@@ -70,7 +71,7 @@ def of_this_process() -> tuple[int, int] | None:
 
 
 def check_unchanged(rank: int, world_size: int) -> None:
-    """Raises if torch.distributed or JAX was initialised since, with another rank or world size.
+    """Raises if torch.distributed or JAX was initialised later, with another rank or world size.
 
     Raises:
         RuntimeError: The rank or the world size has changed.
@@ -100,7 +101,7 @@ def _initialised() -> tuple[int, int] | None:
 
 
 def _check_alone(size_name: str, others: list[str]) -> None:
-    """Raises if another launcher than the one of `size_name`, which names one process, names several."""
+    """Raises if a launcher other than that with `size_name`, which reports one process, reports several."""
     for other in others:
         ranks = environment.number(other, 1, least=1)
         if ranks > 1:

@@ -1,4 +1,4 @@
-"""Types of arguments that several packages take."""
+"""Argument types that several packages share."""
 
 from __future__ import annotations
 

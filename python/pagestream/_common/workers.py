@@ -1,10 +1,10 @@
-"""Refuses worker processes of torch's `DataLoader`: each of them would get every window."""
+"""Rejects worker processes of torch's `DataLoader`, because each of them would get every window."""
 
 from __future__ import annotations
 
 import sys
 
-# In each error of a loader in a `DataLoader`.
+# Part of each error of a loader in a `DataLoader`.
 NO_WORKERS = (
     "a TokenLoader needs no DataLoader and no workers: iterate it directly, because its own threads read "
     "ahead; for a DataLoader there is pagestream.torch.TokenDataset"
@@ -17,7 +17,7 @@ def refuse_in_a_worker() -> None:
     Raises:
         RuntimeError: This process is a worker of a `DataLoader`.
     """
-    # Torch's module knows. A worker has imported it.
+    # torch's module knows, and a worker has imported it.
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:
         message = (
