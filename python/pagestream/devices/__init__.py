@@ -1,1 +1,1 @@
-"""torch's tensors of the bytes of files, on the CPU and on devices. `safetensors/` and `torch/` use them."""
+"""torch tensors from the bytes of files, on the CPU and on devices. `safetensors/` and `torch/` use them."""

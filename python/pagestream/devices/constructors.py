@@ -1,9 +1,9 @@
-"""torch's constructors themselves, whatever a program has put in their places.
+"""torch's original constructors, even if a program has replaced them.
 
-Programs that build models replace functions of the module `torch` for a while. Inside `deepspeed.zero.Init`
-`torch.empty` returns bfloat16 for float32. Inside `init_empty_weights` of older releases of accelerate it
-returns tensors on ``meta``. A module that is imported meanwhile would keep the replacement. So these
-functions are taken from `torch._C`, as torch itself does.
+Programs that build models temporarily replace functions of the module `torch`. For example, inside
+`deepspeed.zero.Init`, `torch.empty` returns bfloat16 for float32. Inside `init_empty_weights` of older
+releases of accelerate, it returns tensors on ``meta``. A module imported meanwhile would keep the
+replacement. These functions therefore come from `torch._C`, as torch's own do.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from_numpy = _VariableFunctions.from_numpy
 
 
 class Stored(NamedTuple):
-    """How NumPy holds elements of a torch type.
+    """How NumPy stores elements of a torch type.
 
     Attributes:
         dtype: torch's type.
         held: NumPy's type of the same size.
-        is_viewed: Whether NumPy lacks the type, and holds integers in its place.
+        is_viewed: Whether NumPy lacks the type, and stores integers instead.
     """
 
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class Stored(NamedTuple):
     is_viewed: bool
 
 
-# NumPy's types that torch takes as they are.
+# NumPy types that torch accepts unchanged.
 _TAKEN = {
     getattr(torch, name): np.dtype(name)
     for name in (
@@ -54,12 +54,12 @@ _TAKEN = {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 }
-# NumPy 1 has arrays of 32 dimensions at most, and torch has no limit.
+# NumPy 1 limits arrays to 32 dimensions, and torch has no limit.
 _MAX_DIMENSIONS = 32
 
 
 def stored(dtype: torch.dtype) -> Stored:
-    """Returns how NumPy holds elements of a torch type."""
+    """Returns how NumPy stores elements of a torch type."""
     taken = _TAKEN.get(dtype)
     return Stored(dtype, taken or np.dtype(f"i{dtype.itemsize}"), taken is None)
 
@@ -67,10 +67,10 @@ def stored(dtype: torch.dtype) -> Stored:
 def over_memory(
     buffer: Buffer, kind: Stored, shape: tuple[int, ...], count: int, offset: int
 ) -> torch.Tensor:
-    """Returns a tensor on the CPU over writable memory, of `count` elements that begin at byte `offset`.
+    """Returns a CPU tensor over writable memory, with `count` elements that begin at byte `offset`.
 
     Raises:
-        RuntimeError: torch cannot make it, or a mode of the program has changed it.
+        RuntimeError: torch cannot create it, or a mode of the program has changed it.
     """
     if len(shape) > _MAX_DIMENSIONS:
         return as_asked(over_array((count,), kind, buffer, offset).view(shape), kind.dtype, CPU)
@@ -78,13 +78,13 @@ def over_memory(
 
 
 def over_array(shape: tuple[int, ...], kind: Stored, buffer: Buffer, offset: int) -> torch.Tensor:
-    """Returns a tensor over memory, by way of an array.
+    """Returns a tensor over memory, created through an array.
 
-    That takes a third of the time of `torch.frombuffer` and a view of its result.
+    This takes a third of the time of `torch.frombuffer` and a view of its result.
 
     Raises:
-        RuntimeError: torch cannot make it, or a mode of the program has changed it.
-        ValueError: NumPy cannot make the array.
+        RuntimeError: torch cannot create it, or a mode of the program has changed it.
+        ValueError: NumPy cannot create the array.
     """
     dtype, held, is_viewed = kind
     tensor = from_numpy(np.ndarray(shape, held, buffer, offset))
@@ -96,22 +96,22 @@ def over_array(shape: tuple[int, ...], kind: Stored, buffer: Buffer, offset: int
 def empty(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, pin_memory: bool = False
 ) -> torch.Tensor:
-    """Returns a tensor as yet without content.
+    """Returns an uninitialized tensor.
 
     Raises:
-        RuntimeError: torch cannot make it, or a mode of the program has changed it.
+        RuntimeError: torch cannot create it, or a mode of the program has changed it.
     """
     tensor = _VariableFunctions.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
     return as_asked(tensor, dtype, device)
 
 
 def as_asked(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns a tensor that has this type, and is on this device.
+    """Returns the tensor, after a check of its type and device.
 
     Raises:
         RuntimeError: A mode of the program has changed it.
     """
-    # A device may lack the number that the tensor has, and to compare the types takes a microsecond.
+    # The requested device may lack the tensor's device number, and comparing the types takes a microsecond.
     if tensor.dtype is dtype and ((device is CPU and tensor.is_cpu) or tensor.device.type == device.type):
         return tensor
     message = (
@@ -122,11 +122,11 @@ def as_asked(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> 
 
 
 def makes_fakes() -> bool:
-    """Returns whether this thread is under a `FakeTensorMode`, whose tensors have types and shapes alone.
+    """Returns whether this thread is under a `FakeTensorMode`, whose tensors have only types and shapes.
 
     Raises:
-        RuntimeError: `torch.export` or `make_fx` traces this thread. The traced program would make an empty
-            tensor in place of each loaded one, and compute with memory that nothing has filled.
+        RuntimeError: `torch.export` or `make_fx` traces this thread. The traced program would create an empty
+            tensor in place of each loaded one, and compute with uninitialized memory.
     """
     if not _len_torch_dispatch_stack():
         return False
@@ -145,7 +145,7 @@ def makes_fakes() -> bool:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is one of a `FakeTensorMode`."""
+    """Returns whether a tensor belongs to a `FakeTensorMode`."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)

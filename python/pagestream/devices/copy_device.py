@@ -1,4 +1,4 @@
-"""A device that host memory is copied to: a side stream, events, page-locking."""
+"""Copies from host memory to a device: a side stream, events, page-locking."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_available(device: torch.device, kinds: tuple[str, ...]) -> None:
-    """Refuses a device of another kind, or a GPU that torch does not see.
+    """Rejects a device of another kind, or a GPU that torch does not see.
 
     Raises:
         ValueError: The message counts the devices that torch sees.
@@ -42,13 +42,13 @@ def check_available(device: torch.device, kinds: tuple[str, ...]) -> None:
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Returns whether a device works in the host's memory: the CPU, Apple's GPUs, integrated GPUs."""
+    """Returns whether a device works in host memory: the CPU, Apple's GPUs, integrated GPUs."""
     if device.type == "cuda":
         return bool(torch.cuda.get_device_properties(device).is_integrated)
     return device.type in ("cpu", "mps")
 
 
-# One for each device: the memory that a load was given on it is there for the next one.
+# One stream per device: memory from one load on it is available for the next load.
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -59,10 +59,10 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class CopyDevice:
-    """Copies to a CUDA device on a side stream, one for each device; ``"cpu"`` goes through the same motions.
+    """Copies to a CUDA device on a side stream, one per device. ``"cpu"`` uses the same code path.
 
     Args:
-        device: The device. ``"cuda"`` without an index means the current one, which is looked up once.
+        device: The device. ``"cuda"`` without an index means the current device, which is determined once.
 
     Raises:
         ValueError: The device is neither ``"cpu"`` nor a GPU that PyTorch finds.
@@ -72,14 +72,14 @@ class CopyDevice:
         check_available(device, ("cpu", "cuda"))
         self.is_cuda = device.type == "cuda"
         if str(device) == "cuda":
-            # Another device may be the current one when a batch is waited for.
+            # The current device may change before the consumer waits for a batch.
             device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
         self._module: Any = torch.cuda if self.is_cuda else torch.cpu
         self._stream: Any = _side_stream(device) if self.is_cuda else torch.cpu.Stream()
 
     def on_current_stream(self) -> CopyDevice:
-        """Returns the same device, with copies on the stream that is the caller's current one."""
+        """Returns the same device, with copies on the caller's current stream."""
         found = copy.copy(self)
         found._stream = self._module.current_stream(self.device)  # noqa: SLF001 - its own
         return found
@@ -89,11 +89,11 @@ class CopyDevice:
         return self._module.stream(self._stream)  # type: ignore[no-any-return]
 
     def copy(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        """Queues the copy of an array; the array must stay as it is until an event recorded later is done."""
+        """Queues the copy of an array. The array must not change until an event recorded later is done."""
         return constructors.from_numpy(array).to(self.device, non_blocking=True, copy=True)
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Returns bytes on the device, as yet without content."""
+        """Returns uninitialized bytes on the device."""
         return constructors.empty((nbytes,), torch.uint8, self.device)
 
     def copy_into(self, target: torch.Tensor, array: npt.NDArray[np.uint8]) -> None:
@@ -101,7 +101,7 @@ class CopyDevice:
         target.copy_(constructors.from_numpy(array), non_blocking=True)
 
     def record(self) -> Any:  # noqa: ANN401 - an event, with `query` and `synchronize`
-        """Returns an event that is done once everything queued so far is."""
+        """Returns an event that is done once all work queued so far is done."""
         event = self._module.Event()
         event.record(self._stream)
         return event
@@ -115,12 +115,12 @@ class CopyDevice:
                 tensor.record_stream(current)
 
     def synchronize(self) -> None:
-        """Waits until everything queued is done."""
+        """Waits until all queued work is done."""
         if self.is_cuda:
             self._stream.synchronize()
 
     def register(self, address: int, nbytes: int) -> int:
-        """Page-locks host memory, so that copies from it need not wait; returns CUDA's error, or 0."""
+        """Page-locks host memory, so that copies from it need not wait. Returns CUDA's error, or 0."""
         with torch.cuda.device(self.device):
             failed = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
             if failed:
@@ -130,7 +130,7 @@ class CopyDevice:
         return failed
 
     def allocate_pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Returns host memory that the runtime has page-locked.
+        """Returns host memory that the CUDA runtime has page-locked.
 
         Raises:
             RuntimeError: The runtime cannot page-lock that much.
@@ -139,26 +139,26 @@ class CopyDevice:
             return constructors.empty((nbytes,), torch.uint8, constructors.CPU, pin_memory=True).numpy()
 
     def free_pinned(self) -> None:
-        """Makes the runtime give back page-locked memory that nothing uses any more, if torch can do that."""
-        # Releases up to 2.11 at least have it under a private name alone, if at all.
+        """Makes the runtime release unused page-locked memory, if torch supports this."""
+        # Up to release 2.11 at least, torch has it only under a private name, or not at all.
         public = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
         if free := public or getattr(torch._C, "_host_emptyCache", None):  # noqa: SLF001
             free()
 
     def unregister(self, address: int) -> None:
-        """Ends the page-locking of host memory that nothing reads any more."""
+        """Ends the page-locking of host memory that is no longer read."""
         with torch.cuda.device(self.device):
             torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
 
 
 def finish_copies(device: CopyDevice) -> BaseException | None:
-    """Waits until a device has done all copies, also if an exception ends the first wait, as Ctrl-C may.
+    """Waits until a device has done all copies, even if an exception such as Ctrl-C ends the first wait.
 
     Returns:
         That exception, for the caller to raise once the memory is free.
 
     Raises:
-        BaseException: The second wait has failed as well. Copies may be under way: the memory must stay.
+        BaseException: The second wait has failed as well. Copies may be in progress, so the memory must stay.
     """
     try:
         device.synchronize()
@@ -169,5 +169,5 @@ def finish_copies(device: CopyDevice) -> BaseException | None:
 
 
 def staged_for(device: torch.device) -> CopyDevice | None:
-    """Returns the device that tensors are staged for; None where it works in the host's memory."""
+    """Returns the device that needs staging for its tensors, or None if it works in host memory."""
     return None if shares_memory(device) else CopyDevice(device)

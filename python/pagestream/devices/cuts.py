@@ -1,4 +1,4 @@
-"""Selections cut into parts that cross to a device one after another."""
+"""Cuts selections into parts that are copied to a device one after another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def cut(selection: Selection, most: int) -> Iterator[Selection]:
-    """Cuts a selection into parts of at most `most` elements, which follow each other in the result."""
+    """Cuts a selection into parts of at most `most` elements, which are consecutive in the result."""
     if 0 < selection.size <= most:
         yield selection
     if selection.size <= most:

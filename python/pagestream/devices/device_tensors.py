@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pagestream.weights.arrays import Align
     from pagestream.weights.indexing import Index, Selection
 
-# One piece is copied to the device while the next one is read.
+# One piece is copied to the device while the next piece is read.
 PIECE_BYTES = 16 << 20
 _BLOCKS = 2
 # The driver stages smaller copies itself and returns at once, faster than pieces can be set up:
@@ -42,7 +42,7 @@ def tensors_for(
     """Returns the framework for a device. The device is checked when a file is opened.
 
     Raises:
-        SafetensorError: torch knows no such device.
+        SafetensorError: torch does not know the device.
     """
     try:
         found = torch.device("cpu" if device is None else device)
@@ -53,7 +53,7 @@ def tensors_for(
 
 
 class _Shapes(TorchTensors):
-    """Tensors on the meta device, to learn a type and a shape before memory is allocated."""
+    """Tensors on the meta device, for finding a type and a shape before allocating memory."""
 
     new_on = torch.device("meta")
 
@@ -73,13 +73,13 @@ class DeviceTensors(TorchTensors):
         """Keeps the device."""
         super().__init__(align, **{**options, "copies": True})
         self.device = device
-        # Devices that torch counts. A file opens without them, as upstream's does.
+        # Devices that torch counts. A file opens even if they are missing, as in upstream.
         self._is_unchecked = device.type in ("cuda", "mps")
         self._host = TorchTensors(copies=True, raw=self.raw)
         self._shapes = _Shapes()
 
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> torch.Tensor:
-        """Makes one tensor of a file."""
+        """Creates a tensor of a file."""
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
         if self.reads_nothing():
             return self.empty(dtype, shape, facts.nbytes)
@@ -91,7 +91,7 @@ class DeviceTensors(TorchTensors):
         return self._sent(staged_for, file.stored(name), dtype, shape, whole, 1)
 
     def part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
-        """Makes a part. Lists and tensors index on the CPU: a bad index on a GPU would break its context."""
+        """Creates a part. Lists and tensors index on the CPU: a bad index on a GPU breaks its context."""
         if indexing.is_advanced(index):
             if not self.reads_nothing():
                 self._check_available()
@@ -101,7 +101,7 @@ class DeviceTensors(TorchTensors):
     def basic_part(
         self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
     ) -> torch.Tensor:
-        """Makes a part of a tensor seen as `dtype` and `shape`."""
+        """Creates a part of a tensor seen as `dtype` and `shape`."""
         found, item_bytes = indexing.select(shape, index), itemsize(dtype)
         nbytes = found.size * item_bytes
         if self.reads_nothing():
@@ -113,11 +113,11 @@ class DeviceTensors(TorchTensors):
         return self._sent(staged_for, stored, dtype, found.shape, found, item_bytes)
 
     def reads_nothing(self) -> bool:
-        """Returns whether tensors made now have no bytes."""
+        """Returns whether new tensors have no bytes."""
         return self.device.type == "meta" or super().reads_nothing()
 
     def _check_available(self) -> None:
-        """Refuses a GPU that torch does not see, before the first tensor. The error is of torch's own type.
+        """Rejects a GPU that torch does not see, before the first tensor. The error has torch's own type.
 
         Raises:
             RuntimeError: torch does not see the device.
@@ -133,14 +133,14 @@ class DeviceTensors(TorchTensors):
         self._is_unchecked = False
 
     def _staged_for(self, nbytes: int) -> CopyDevice | None:
-        """Returns the GPU, to copy on the caller's current stream; None if pieces would not pay."""
+        """Returns the GPU, for copies on the caller's stream, or None if pieces are not worthwhile."""
         if self.device.type != "cuda" or nbytes < LEAST_BYTES:
             return None
         found = copy_device.staged_for(self.device)
         return None if found is None else found.on_current_stream()
 
     def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
-        """Makes an uninitialized tensor."""
+        """Creates an uninitialized tensor."""
         described = self._shapes.over(dtype, shape, nbytes, 0, None)
         return constructors.empty(described.shape, described.dtype, self.device)
 
@@ -153,11 +153,11 @@ class DeviceTensors(TorchTensors):
         selected: Selection,
         item_bytes: int,
     ) -> torch.Tensor:
-        """Makes a tensor of the `selected` elements, of `item_bytes` each."""
+        """Creates a tensor from the `selected` elements, each of `item_bytes`."""
         nbytes = selected.size * item_bytes
         tensor = self.empty(dtype, shape, nbytes)
         flat = tensor.view(-1).view(torch.uint8)
-        # Waits for a read-ahead of this tensor. A read-ahead into anonymous memory returns that memory.
+        # This waits for a read-ahead of this tensor. A read-ahead into anonymous memory returns that memory.
         ahead = stored.view(selected.in_bytes(item_bytes), True, True)  # noqa: FBT003
         if ahead is not None:
             flat.copy_(constructors.from_numpy(np.frombuffer(ahead, np.uint8)))
@@ -178,7 +178,7 @@ class DeviceTensors(TorchTensors):
                 copying.append((block, device.record()))
                 first += piece.size
         finally:
-            # As upstream: the bytes are there for every stream.
+            # As in upstream, the bytes are available to every stream.
             if (interrupt := copy_device.finish_copies(device)) is not None:
                 raise interrupt
         return tensor
@@ -189,7 +189,8 @@ def _block(device: CopyDevice, nbytes: int) -> npt.NDArray[np.uint8]:
     try:
         return device.allocate_pinned(nbytes)
     except RuntimeError as error:
-        # Containers limit locked memory. A copy from pageable memory is done with it when the call returns.
+        # Containers limit locked memory. A copy from pageable memory has finished reading it when the call
+        # returns.
         message = f"{nbytes} bytes cannot be page-locked ({error}): copies wait for each other"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return np.empty(nbytes, np.uint8)

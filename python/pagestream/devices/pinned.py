@@ -1,4 +1,4 @@
-"""Host memory from which a device copies, page-locked in the first of three ways that the driver allows."""
+"""Host memory for copies to a device, page-locked in the first of three ways that the driver allows."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     from pagestream.devices.copy_device import CopyDevice
 
 _log = logging.getLogger("pagestream.torch")
-# Registering 2 GiB at once fails on some drivers; so much does not.
+# Registering 2 GiB at once fails on some drivers; this amount does not.
 PIECE_BYTES = 256 << 20
 _BY_RUNTIME = "allocated by the runtime"
-# Memory that the device may read. `close` alone frees it: an exception may come before that is called.
+# Memory that the device may read. Only `close` frees it, because an exception may come before `close` is
+# called.
 _in_use: set[PinnedMemory] = set()
-# The copies and the registrations are the parent's.
+# The copies and the registrations belong to the parent.
 os.register_at_fork(after_in_child=_in_use.clear)
 
 
 class PinnedMemory:
     """Staging for copies to a device.
 
-    `pin` allocates it, and page-locks it by the first way that works: one registration; registrations of
-    pieces; memory that the runtime allocates. Memory that is not page-locked serves as well, and copies from
-    it wait for each other.
+    `pin` allocates it, and page-locks it in the first way that works: a single registration; registrations of
+    pieces; memory allocated by the runtime. Memory that is not page-locked also works, but copies from it
+    wait for each other.
 
-    It stays until `close` has waited for the copies, whatever else ends.
+    It stays until `close` has waited for the copies, whatever ends before.
 
     Attributes:
         array: The memory; empty before `pin` and after `close`.
@@ -53,15 +54,15 @@ class PinnedMemory:
         self.way = "not page-locked"
 
     def pin(self, nbytes: int, threads: int = 1) -> None:
-        """Allocates the memory, by so many threads, and page-locks it, and reports how."""
+        """Allocates the memory with `threads` threads, page-locks it, and reports how."""
         _in_use.add(self)
-        # Shared: of private memory a fork would leave the pages that the device knows to the child.
+        # Shared memory: with private memory, a fork would leave the pages that the device knows to the child.
         buffer = StagingBuffer(nbytes, shared=True)
         self.array = np.frombuffer(buffer, np.uint8)
         self._span_bytes = nbytes
         if not self._device.is_cuda:
             return
-        # The driver would ask for one page after another (benches/gpu/ablation.py).
+        # Otherwise the driver would request one page after another (benches/gpu/ablation.py).
         _native.populate(buffer, threads)
         failures, ways = [], [("one registration", nbytes)]
         if nbytes > PIECE_BYTES:
@@ -86,10 +87,10 @@ class PinnedMemory:
             warnings.warn(message, RuntimeWarning, stacklevel=4)
 
     def _register(self, span_bytes: int) -> int:
-        """Registers the memory in spans, all or none; returns CUDA's error, or 0."""
+        """Registers the memory in spans, either all or none. Returns CUDA's error, or 0."""
         address = self.array.__array_interface__["data"][0]
         for first in range(0, self.array.size, span_bytes):
-            # Noted first: an interrupt in between leaves an address too many, not a registration.
+            # Recorded first: an interrupt in between leaves an extra address, but no unrecorded registration.
             self._registered.append(address + first)
             failed = self._device.register(address + first, min(span_bytes, self.array.size - first))
             if failed:
@@ -99,14 +100,14 @@ class PinnedMemory:
         return 0
 
     def spans(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Cuts a range where a registration ends: no copy may cross two of them."""
+        """Cuts a range at the ends of registrations, because no copy may cross two of them."""
         while first < end:
             until = min(end, first - first % self._span_bytes + self._span_bytes)
             yield first, until
             first = until
 
     def _unregister(self) -> None:
-        """Ends all registrations, also where one fails; the last failure is raised."""
+        """Ends all registrations, even if one fails. The last failure is raised."""
         with ExitStack() as stack:
             while self._registered:
                 stack.callback(self._device.unregister, self._registered.pop())
@@ -114,8 +115,8 @@ class PinnedMemory:
     def close(self) -> None:
         """Waits for the copies, then unlocks and frees the memory.
 
-        An exception that comes meanwhile, as by Ctrl-C, is raised at the end. If the copies cannot be waited
-        for, or the memory cannot be unlocked, it stays.
+        If an exception comes meanwhile, for example from Ctrl-C, it is raised at the end. If waiting for the
+        copies or unlocking the memory fails, the memory stays.
         """
         interrupt = finish_copies(self._device)
         self._unregister()

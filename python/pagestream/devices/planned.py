@@ -1,4 +1,4 @@
-"""Plans for torch: which tensors are wanted, as what, and what is made of their bytes."""
+"""Plans for torch: the requested tensors, their types, and their creation from bytes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from pagestream.weights.plan import Plan
 from pagestream.weights.streaming import StreamOrder, Wanted
 from pagestream.weights.tensor_info import TensorInfo
 
-# The type that a tensor is to have; None for its own.
+# Returns the requested type of a tensor; None for its own.
 CastOf = Callable[[Wanted], torch.dtype | None]
 
-# Types that `dtype` casts. Those of 8 bits and less hold numbers that mean something only with their scales.
+# Types that `dtype` casts. Numbers of 8 bits and less have a meaning only together with their scales.
 _CAST = frozenset({"F16", "BF16", "F32", "F64"})
 
 
 def planned(weights: Checkpoint, plan: Plan, order: StreamOrder) -> list[Wanted]:
-    """Returns the tensors of a plan, all of types and shapes that torch has.
+    """Returns the tensors of a plan. All of them have types and shapes that torch supports.
 
     Raises:
         SafetensorError: torch lacks a type or shape.
-        KeyError: As `streaming.planned`, like what else it raises.
+        KeyError: As for `streaming.planned`, like its other errors.
     """
     found = streaming.planned(list(weights), weights.info, plan, order, TorchTensors())
     return [_in_torch(each) for each in found]
 
 
 def planned_part(info: TensorInfo, part: Index | None) -> Wanted:
-    """Returns a part of a tensor, None for all of it, of a type and shape that torch has.
+    """Returns a plan entry for a part of a tensor, or all of it for None, with a type and shape of torch.
 
     Raises:
         SafetensorError: torch lacks the type or shape; or the part is out of range.
@@ -65,11 +65,11 @@ def shape_of(each: Wanted) -> tuple[int, ...]:
 
 
 def cast_to(dtype: torch.dtype | str | None) -> CastOf:
-    """Returns the function that names the type of each tensor, where the user asked for `dtype`.
+    """Returns the function that names the type of each tensor if the user requests `dtype`.
 
     Raises:
         TypeError: `dtype` is neither a torch type nor the name of one.
-        ValueError: It is no floating-point type.
+        ValueError: `dtype` is not a floating-point type.
     """
     if dtype is None:
         return lambda _: None
@@ -84,7 +84,7 @@ def cast_to(dtype: torch.dtype | str | None) -> CastOf:
 
 
 def finished(each: Wanted, tensor: torch.Tensor, cast_of: CastOf) -> torch.Tensor:
-    """Returns a tensor with the type that it is to have."""
+    """Returns a tensor with the requested type."""
     kind = dtype_named(each.info.dtype)
     tensor = tensor if tensor.dtype == kind else tensor.view(kind)
     return tensor.to(cast_of(each) or kind)

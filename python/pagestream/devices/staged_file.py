@@ -1,4 +1,4 @@
-"""All tensors of one file on a GPU, by way of staging."""
+"""Loads all tensors of a file to a GPU through staging."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pagestream.weights.checkpoint import native_files, open_checkpoint
 if TYPE_CHECKING:
     from pagestream._common.types import Mode, StrPath
 
-# Of fewer bytes staging costs as much time, to be page-locked, as it saves.
+# For fewer bytes, page-locking the staging takes as much time as it saves.
 LEAST_BYTES = 64 << 20
 
 
@@ -28,13 +28,13 @@ def load(
     mmap_mode: Mode,
     strict: bool,  # noqa: FBT001
 ) -> dict[str, torch.Tensor] | None:
-    """Loads a file; returns None where another way is faster, or the device is none with staging.
+    """Loads a file. Returns None if another way is faster, or the device has no staging.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
-        SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
-        MappedReadError: The file was cut or its storage failed.
-        FileChangedError: It was rewritten meanwhile.
+        SafetensorError: Not a valid safetensors file, or an element type that torch lacks.
+        MappedReadError: The file was truncated, or its storage failed.
+        FileChangedError: The file was rewritten meanwhile.
     """
     staged_for = None if constructors.makes_fakes() else _gpu(device)
     if staged_for is None or not _is_large(filename):
@@ -51,11 +51,11 @@ def _is_large(filename: StrPath) -> bool:
     try:
         return os.stat(expanded(filename)).st_size >= LEAST_BYTES
     except (OSError, TypeError, ValueError):
-        return False  # `safe_open` says what is wrong
+        return False  # `safe_open` reports the problem
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor whose memory is its own: programs save and resize what they have loaded."""
+    """Returns a tensor with its own memory, because programs save and resize loaded tensors."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 

@@ -1,4 +1,4 @@
-"""torch's tensors from the bytes of a file. Importing this imports torch."""
+"""torch tensors from the bytes of a file. Importing this imports torch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pagestream._common.types import Buffer
     from pagestream.weights.indexing import Index
 
-# torch uses NumPy's names, except for F4, which packs two elements into a byte. Types missing from this
-# torch are left out, and a file with such a type is refused.
+# torch uses NumPy's names, except for F4, which packs two elements into a byte. Types missing from this torch
+# version are left out, and a file with such a type is rejected.
 TYPES: dict[str, torch.dtype] = {
     element: getattr(torch, name)
     for element, name in {**NAMES, "F4": "float4_e2m1fn_x2"}.items()
@@ -45,12 +45,12 @@ _STORED = {element: stored(kind) for element, kind in TYPES.items()}
 
 
 class TorchTensors(Framework):
-    """torch's tensors on the CPU.
+    """torch tensors on the CPU.
 
     Under a `FakeTensorMode` they are fake, and no bytes of the file are read.
     """
 
-    # The device of new tensors. torch's default device does not count.
+    # The device of new tensors. torch's default device is ignored.
     new_on = CPU
     # Elements smaller than a byte have no entry: torch counts them in pairs.
     plain = (over_array, {name: kind for name, kind in _STORED.items() if name != "F4"})
@@ -58,7 +58,7 @@ class TorchTensors(Framework):
     def over(
         self, dtype: str, shape: tuple[int, ...], nbytes: int, offset: int, buffer: Buffer | None
     ) -> torch.Tensor:
-        """Makes a tensor; over a buffer on the CPU. Memory of a file must be writable."""
+        """Creates a tensor, over a buffer on the CPU. Memory of a file must be writable."""
         kind = _STORED.get(dtype) or stored(dtype_named(dtype))
         shape = shape_in_torch(dtype, shape)
         try:
@@ -66,12 +66,12 @@ class TorchTensors(Framework):
                 return empty(shape, kind.dtype, self.new_on)
             return over_memory(buffer, kind, shape, nbytes // kind.held.itemsize, offset)
         except (OverflowError, RuntimeError, TypeError) as error:
-            # The first line; C++ frames follow it.
+            # Only the first line, because C++ frames follow it.
             reason = str(error).partition("\n")[0]
             message = f"torch cannot make a tensor of {dtype} elements and shape {list(shape)}: {reason}"
             raise SafetensorError(message) from error
 
-    # No method of its own, which would take a tenth of a microsecond of every tensor.
+    # Not a method of its own, which would take a tenth of a microsecond per tensor.
     reads_nothing = staticmethod(makes_fakes)
 
     def is_aligned(self, tensor: torch.Tensor) -> bool:
@@ -91,16 +91,16 @@ class TorchTensors(Framework):
                 return inner.reshape(-1).view(torch.uint8).numpy()
 
     def part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
-        """Makes a part, by torch's own indexing where `index` has lists or tensors.
+        """Creates a part. If `index` has lists or tensors, torch's own indexing is used.
 
         Raises:
-            SliceError: torch refuses the index.
+            SliceError: torch rejects the index.
         """
         if not indexing.is_advanced(index):
             return super().part(stored, index)  # type: ignore[no-any-return]
         parts: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
         _, shape = self.described(stored.dtype, stored.shape, stored.nbytes)
-        # Under a `FakeTensorMode` the numbers in a list are unknown.
+        # Under a `FakeTensorMode`, the numbers in a list are unknown.
         narrowed = None if makes_fakes() else _narrowed(parts, list(shape))
         try:
             if narrowed is None:
@@ -114,8 +114,8 @@ class TorchTensors(Framework):
             raise SliceError(message) from error
 
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
-        """Makes a part of bytes, and sees it as torch's type for pairs of elements."""
-        kind = dtype_named(stored.dtype)  # refused where there is no such type
+        """Creates a part of bytes, and views it as torch's type for pairs of elements."""
+        kind = dtype_named(stored.dtype)  # raises if there is no such type
         shape = stored.shape
         if not shape or shape[-1] % 2 or kind.itemsize != 1:
             message = (
@@ -129,7 +129,7 @@ class TorchTensors(Framework):
 
 @contextlib.contextmanager
 def _unwrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Gives access to the memory of a tensor, which torch hides inside `torch.func.grad` and the like."""
+    """Gives access to a tensor's memory, which torch hides, for example inside `torch.func.grad`."""
     with temporarily_clear_interpreter_stack():
         while is_functorch_wrapped_tensor(tensor):
             tensor = get_unwrapped(tensor)
@@ -137,7 +137,7 @@ def _unwrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def shape_in_torch(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape that torch has for a tensor: it counts F4 elements, two a byte, in pairs.
+    """Returns the shape of a tensor in torch, which counts F4 elements in pairs, two per byte.
 
     Raises:
         SafetensorError: The last dimension has half a pair.
@@ -154,7 +154,7 @@ def dtype_named(name: str) -> torch.dtype:
     """Returns the torch type of a safetensors element type.
 
     Raises:
-        SafetensorError: This torch has none.
+        SafetensorError: This torch version lacks the type.
     """
     if name in TYPES:
         return TYPES[name]
@@ -168,9 +168,9 @@ def dtype_named(name: str) -> torch.dtype:
 def _narrowed(
     parts: tuple[Any, ...], shape: list[int]
 ) -> tuple[tuple[slice | EllipsisType, ...], int, torch.Tensor] | None:
-    """Narrows a list of ints among slices to the slices that hold it, its dimension, and its places in them.
+    """Narrows a list of ints among slices to enclosing slices, the list's dimension, and its places in them.
 
-    Returns None where torch's indexing means more than that.
+    Returns None if torch's indexing means more than that.
     """
     lists = [place for place, part in enumerate(parts) if not isinstance(part, slice) and part is not ...]
     dots = sum(part is ... for part in parts)
@@ -183,7 +183,7 @@ def _narrowed(
     dimension = len(shape) - 1 - behind if any(part is ... for part in parts[: lists[0]]) else lists[0]
     size = shape[dimension]
     if not bool(((places >= -size) & (places < size)).all()):
-        return None  # torch says what is wrong
+        return None  # torch reports the problem
     places = torch.where(places < 0, places + size, places).to(torch.int64)
     least, largest = int(places.min()), int(places.max())
     basic = (*parts[: lists[0]], slice(least, largest + 1), *parts[lists[0] + 1 :])

@@ -50,7 +50,7 @@ _EDGE_BYTES = 2 * 4096
 _LEAST_THREADS, _MOST_THREADS = 4, 16
 # GPU kernels read vectors of this size. A tensor at any other alignment is copied once more.
 _ALIGNMENT_BYTES = 16
-# Transfers that nobody has freed.
+# Transfers that are still open.
 _transfers: WeakSet[Generator[Any, None, None]] = WeakSet()
 _Arguments = ParamSpec("_Arguments")
 _Pair = TypeVar("_Pair")
@@ -87,7 +87,7 @@ def _end_all() -> None:
     """Ends open transfers. Later in the exit, module globals are None, so a generator could not clean up."""
     with ExitStack() as stack:
         for each in list(_transfers):
-            # A daemon thread may be running one. Python refuses to close it.
+            # A daemon thread may be running it. Python refuses to close it then.
             if getgeneratorstate(each) != GEN_RUNNING:
                 stack.callback(each.close)
 
@@ -146,7 +146,7 @@ def transferred(
             yield from _empty(wanted[following:], device, cast_of)
         finally:
             if os.getpid() != process:
-                # In a forked child: the copies and the registrations belong to the parent.
+                # In a forked child, the copies and the registrations belong to the parent.
                 stack.pop_all()
 
 
@@ -160,7 +160,7 @@ def _arriving(
     strategy: str,
 ) -> Generator[tuple[int, torch.Tensor], None, None]:
     """Yields each tensor with its number in the plan, once its copy is queued."""
-    # An event for each lot, oldest first. After it, the lot's staging may be overwritten.
+    # An event for each lot, oldest first. After the event, the lot's staging may be overwritten.
     copying: deque[Any] = deque()
     first, most = (first_threads(), None) if threads is None else (threads, threads)
     stream = _native.StagedStream(files, ranges, staging.array, first, most, cache_use(strategy))
