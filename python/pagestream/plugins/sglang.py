@@ -1,7 +1,8 @@
-"""SGLang: its own loader over pagestream's ``safe_open``.
+"""SGLang: its own loader on top of pagestream's ``safe_open``.
 
 SGLang finds `register` among the entry points of ``sglang.srt.plugins``, and calls the plug-ins of all
-installed packages. So this one changes nothing until the user asks for it with ``PAGESTREAM_SGLANG=on``.
+installed packages. This plug-in therefore changes nothing until the user enables it with
+``PAGESTREAM_SGLANG=on``.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ __all__ = ["register"]
 
 _log = logging.getLogger("pagestream.sglang")
 
-# What SGLang's loader iterates over, one shard after the other and by several threads.
+# The iterators of SGLang's loader, for one shard after another and for several threads.
 _ITERATORS = ("safetensors_weights_iterator", "buffered_multi_thread_safetensors_weights_iterator")
 
 
 def register() -> None:
-    """Has SGLang read safetensors files by pagestream if the environment has ``PAGESTREAM_SGLANG=on``.
+    """Makes SGLang read safetensors files with pagestream, if ``PAGESTREAM_SGLANG=on`` is set.
 
-    SGLang calls this once in each of its processes. Without the variable nothing is registered. SGLang still
-    chooses the files, and which part of a tensor a rank copies.
+    SGLang calls this once in each of its processes. Without the variable, nothing is registered. SGLang still
+    chooses the files, and the part of a tensor that a rank copies.
 
     Raises:
-        ValueError: ``PAGESTREAM_SGLANG`` is neither ``on`` nor ``off``. SGLang logs the error and goes on
+        ValueError: ``PAGESTREAM_SGLANG`` is neither ``on`` nor ``off``. SGLang logs the error and continues
             with its own loader.
 
     Examples:
@@ -52,6 +53,6 @@ def register() -> None:
 
 
 def _read_ahead(iterate: Callable[..., Weights], *arguments: object, **options: object) -> Weights:
-    """Iterates as SGLang does. Its function opens the files only once it is iterated over."""
+    """Iterates as SGLang does. SGLang's function opens the files only when iteration begins."""
     with install():
         yield from iterate(*arguments, **options)

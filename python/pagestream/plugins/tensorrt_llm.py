@@ -1,4 +1,4 @@
-"""TensorRT-LLM: the weight loader ``pagestream``. It is registered when this module is imported."""
+"""TensorRT-LLM: the weight loader ``pagestream``. Importing this module registers it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["PagestreamWeightLoader"]
 
 @register_checkpoint_weight_loader("pagestream")
 class PagestreamWeightLoader(BaseWeightLoader):
-    """Loads safetensors files for TensorRT-LLM, as views of the files on the CPU, which are read ahead.
+    """Loads safetensors files for TensorRT-LLM as views of the files on the CPU, with read-ahead.
 
     ``HfCheckpointLoader(weight_loader=PagestreamWeightLoader())`` uses it.
 
@@ -34,18 +34,18 @@ class PagestreamWeightLoader(BaseWeightLoader):
         checkpoint_dir: str,
         mapping: Mapping,  # noqa: ARG002 - of the interface; each rank takes its part of the views
         use_consolidated: bool = False,  # noqa: FBT001, FBT002 - TensorRT-LLM's
-        **options: Any,  # noqa: ANN401, ARG002 - what its other loaders take: `model`, `source_identity`
+        **options: Any,  # noqa: ANN401, ARG002 - options of its other loaders: `model`, `source_identity`
     ) -> ConsumableWeightsDict:
-        """Returns all tensors of a folder by name, from the files that `open_checkpoint` takes.
+        """Returns all tensors of a folder by name, from the files that `open_checkpoint` uses.
 
-        Links lead wherever they lead, as with the host's own loader.
+        Links may lead anywhere, as with the host's own loader.
 
         Args:
             checkpoint_dir: The folder.
-            mapping: Which rank this is; not needed.
-            use_consolidated: Whether to take the consolidated file of a checkpoint that has one beside its
+            mapping: The rank of this process; not needed.
+            use_consolidated: Whether to use the consolidated file of a checkpoint that has one beside its
                 shards.
-            options: What other loaders of the host use; ignored.
+            options: Options of the host's other loaders; ignored.
 
         Raises:
             FileNotFoundError: The folder has no safetensors files.
@@ -62,7 +62,7 @@ class PagestreamWeightLoader(BaseWeightLoader):
             message = f"no safetensors files in {checkpoint_dir}"
             raise FileNotFoundError(message)
         chosen = [path for path in found if ("consolidated" in os.path.basename(path)) == use_consolidated]
-        # An index names the shards. Without one, consolidated files beside shards are left out here.
+        # An index names the shards. Without an index, consolidated files beside shards are left out here.
         has_index = bool(glob(os.path.join(escape(checkpoint_dir), "*.safetensors.index.json")))
         is_chosen = use_consolidated if has_index else chosen != found
         with open_checkpoint(

@@ -15,8 +15,8 @@ __all__ = ["register"]
 def register() -> None:
     """Adds ``pagestream`` to vLLM's load formats. vLLM calls this in each of its processes, perhaps twice.
 
-    ``vllm serve MODEL --load-format pagestream`` loads by it. ``--model-loader-extra-config '{"ahead": …}'``
-    takes what `pagestream.safetensors.install` takes, beside vLLM's own keys.
+    ``vllm serve MODEL --load-format pagestream`` uses it. ``--model-loader-extra-config '{"ahead": …}'``
+    accepts the arguments of `pagestream.safetensors.install`, besides vLLM's own keys.
 
     Examples:
         >>> from vllm.config.load import LoadConfig

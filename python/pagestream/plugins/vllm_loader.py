@@ -1,4 +1,4 @@
-"""vLLM's loader of the format ``pagestream``."""
+"""vLLM's loader for the format ``pagestream``."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["PagestreamModelLoader"]
 
 
 class PagestreamModelLoader(DefaultModelLoader):
-    """vLLM's loader of safetensors files, over pagestream's ``safe_open``.
+    """vLLM's loader of safetensors files, on top of pagestream's ``safe_open``.
 
-    Tensors are views of the files on the CPU, which are read ahead. What vLLM does with them stays as it is:
-    which files it takes, which experts, and which part of a tensor a rank copies.
+    Tensors are views of the files on the CPU, with read-ahead. vLLM's use of them stays the same: the choice
+    of files, of experts, and of the part of a tensor that a rank copies.
 
     Args:
-        load_config: vLLM's. In its ``model_loader_extra_config``, ``ahead`` is how much to read ahead; see
-            `pagestream.safetensors.safe_open`. The other keys are those of vLLM's own loader.
+        load_config: vLLM's configuration. ``ahead`` in its ``model_loader_extra_config`` is the maximum
+            read-ahead; see `pagestream.safetensors.safe_open`. The other keys belong to vLLM's own loader.
 
     Raises:
         TypeError: ``ahead`` is neither False nor a number.
-        ValueError: ``ahead`` is below 1; there is a key that vLLM does not know; or vLLM is asked to read
-            files ahead by itself (``safetensors_load_strategy``).
+        ValueError: ``ahead`` is below 1; a key is unknown to vLLM; or vLLM is told to read files ahead itself
+            (``safetensors_load_strategy``).
 
     Examples:
         >>> from vllm.config.load import LoadConfig
@@ -52,8 +52,8 @@ class PagestreamModelLoader(DefaultModelLoader):
                 '"pagestream" reads ahead by itself; leave the option out'
             )
             raise ValueError(message)
-        # vLLM prepares the files of formats that it knows. "lazy" keeps it from reading ahead, too, which it
-        # does by itself on NFS and Lustre.
+        # vLLM prepares the files of formats that it knows. "lazy" also stops its own read-ahead, which it
+        # uses by default on NFS and Lustre.
         as_vllm_knows = dataclasses.replace(
             load_config,
             load_format="safetensors",
