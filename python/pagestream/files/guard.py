@@ -10,20 +10,20 @@ __all__ = ["guard"]
 
 @set_module("pagestream")
 def guard(worker_id: int | None = None) -> bool:  # noqa: ARG001
-    """Puts the handler of bus errors back in front of handlers that came later.
+    """Puts the handler of bus errors back in front of handlers that were installed later.
 
-    That handler is the reason why a file that is truncated while arrays over it are used raises
-    `MappedReadError` and does not end the process. Other code replaces it: ``faulthandler.enable()``,
-    ``signal.signal(signal.SIGBUS, ...)``, and each worker of torch's ``DataLoader`` when it begins. Every
-    pagestream call that reads, maps or checks a file puts the handler back; `get_tensor` does so every 16th
-    call. Code that makes no pagestream call, but only slices arrays that it got before, calls this function
+    If a file is truncated while arrays over it are in use, this handler makes the program raise
+    `MappedReadError` instead of dying. Other code replaces the handler: ``faulthandler.enable()``,
+    ``signal.signal(signal.SIGBUS, ...)``, and each worker of torch's ``DataLoader`` when it starts. Every
+    pagestream call that reads, maps or checks a file puts the handler back; `get_tensor` does so in every
+    16th call. Code that only slices existing arrays, without pagestream calls, should call this function
     after such a replacement.
 
     Args:
-        worker_id: Ignored. It allows the function to be a ``worker_init_fn``.
+        worker_id: Ignored. It lets the function serve as a ``worker_init_fn``.
 
     Returns:
-        Whether the handler is in front. It is not with ``PAGESTREAM_FAULT_GUARD=off``.
+        Whether the handler is in front. It is not if ``PAGESTREAM_FAULT_GUARD=off``.
 
     Examples:
         >>> import faulthandler, pagestream

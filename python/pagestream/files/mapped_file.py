@@ -27,17 +27,17 @@ Advice = Literal["normal", "random", "sequential", "willneed", "dontneed", "cold
 @set_module("pagestream")
 @dataclass(frozen=True)
 class FileSystem:
-    """The mount that a file lies on, from ``/proc/self/mountinfo``.
+    """The mount of a file, from ``/proc/self/mountinfo``.
 
-    It is for people and messages: nothing is decided by a file system's name.
+    It is for people and messages: no decision depends on a file system's name.
 
     Attributes:
-        type: The system's name for it: ``"ext4"``, ``"nfs4"``, ``"fuse.sshfs"``.
-        source: The device, or ``host:/path``, that is mounted.
+        type: The system's name for it, for example ``"ext4"``, ``"nfs4"`` or ``"fuse.sshfs"``.
+        source: The mounted device, or ``host:/path``.
         mount_point: The directory on which it is mounted.
         options: Options of the mount and of the file system, separated by commas.
         is_network: Whether reads are known to leave this machine.
-        read_ahead_bytes: The kernel's read-ahead window there; None if it does not tell.
+        read_ahead_bytes: The kernel's read-ahead window there; None if it is unknown.
 
     Examples:
         >>> from pagestream import MappedFile
@@ -59,12 +59,12 @@ class Residency:
     """The pages of a file that are in the page cache.
 
     Attributes:
-        fraction: Share of the asked pages that are cached, 0 to 1; NaN if no page could be asked.
-        pages: bool array with one entry per page of the range; None if only a sample was asked.
-        method: ``"mincore"``, ``"cachestat"``, ``"preadv2"`` (a sample of at most 1024 pages, each
-            of which is fetched if it was missing) or ``"unavailable"``.
-        exact: Whether every page was asked, by a method that changes nothing. The kernel tells the
-            truth to the file's owner and to users that may write to it; for others `method` is
+        fraction: Cached share of the checked pages, 0 to 1; NaN if no page could be checked.
+        pages: bool array with one entry per page of the range; None if only a sample was checked.
+        method: ``"mincore"``, ``"cachestat"``, ``"preadv2"`` (a sample of at most 1024 pages, which fetches
+            each missing page) or ``"unavailable"``.
+        exact: Whether every page was checked, with a method that changes nothing. The kernel tells the truth
+            only to the file's owner and to users that may write to it; for other users `method` is
             ``"preadv2"``.
 
     Examples:
@@ -81,37 +81,38 @@ class Residency:
 
 @set_module("pagestream")
 class MappedFile(_native.MappedFile, ClosedByWith):
-    """A regular file, open for reading by the best means that its storage allows.
+    """A regular file, open for reading in the best way that its storage allows.
 
-    With ``mode="auto"`` it is mapped shared. If the file system refuses that (FUSE with ``direct_io``
-    answers ENODEV), it is mapped private and read-only. If that fails, too, it is not mapped, and read by
-    ``pread``. `mode` says which of these is in use, `reason` why it is not the first.
+    With ``mode="auto"`` it is mapped shared. If the file system refuses that (FUSE with ``direct_io`` answers
+    ENODEV), it is mapped private and read-only. If that also fails, it is not mapped, but read with
+    ``pread``. `mode` shows the mode in use, and `reason` shows why it is not the first choice.
 
-    Copies (`read`, `read_into`) survive a file that shrinks or fails while they are made, and raise. A
-    `view` is the mapping itself. Touching it after the file was cut gives zeros, and soon after (as Ctrl-C
-    does) a `MappedReadError` in the main thread; further calls on this object raise it as well.
+    Copies (`read`, `read_into`) survive a file that shrinks or fails during the copy, and raise. A `view` is
+    the mapping itself. Touching it after the file was truncated gives zeros. Soon after (as with Ctrl-C), a
+    `MappedReadError` is raised in the main thread, and further calls on this object also raise it.
 
     Args:
-        path: The file. Not a directory, FIFO or device.
+        path: The file. It must not be a directory, FIFO or device.
         mode: ``"auto"``, ``"shared"``, ``"private"`` or ``"read"``. None means ``PAGESTREAM_MMAP_MODE``
             from the environment, or ``"auto"``.
 
     Attributes:
-        path: The path as it was given, decoded by `os.fsdecode`. A leading ``~`` is the home directory.
-        size: Bytes of the file when it was opened or last refreshed.
+        path: The given path, decoded by `os.fsdecode`. A leading ``~`` is the home directory.
+        size: Size of the file in bytes when it was opened or last refreshed.
         mode: The mode in use: ``"shared"``, ``"private"`` or ``"read"``.
-        requested_mode: The mode that was asked for, which may be ``"auto"``.
-        reason: Why the first choice is not in use, as ``MAP_SHARED: ENODEV (No such device)``; else None.
+        requested_mode: The requested mode, which may be ``"auto"``.
+        reason: Why the first choice is not in use, for example ``MAP_SHARED: ENODEV (No such device)``;
+            or None.
         closed: Whether `close` was called.
 
     Raises:
         OSError: The file cannot be opened, or not in that mode. It has ``errno`` and ``filename``.
-        ValueError: An unknown mode, or a NUL in the path.
+        ValueError: The mode is unknown, or the path contains a NUL.
 
     An audit event ``pagestream.open`` with path and mode is raised before the file is opened. A pickle
-    holds the path, and opens the file again; a fork goes on with the open one. Arrays made of it
-    (``np.frombuffer``, ``np.ndarray(buffer=...)``, ``torch.frombuffer``) stay valid until they die, also
-    after `close`.
+    contains only the path, and unpickling opens the file again. A forked child continues with the open file.
+    Arrays over it (``np.frombuffer``, ``np.ndarray(buffer=...)``, ``torch.frombuffer``) stay valid until they
+    die, even after `close`.
 
     Examples:
         >>> import numpy as np
@@ -142,16 +143,16 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         """Returns a copy of bytes, in any mode.
 
         Args:
-            offset: Where to begin, in bytes.
-            length: How many bytes; None for all that follow.
+            offset: The first byte.
+            length: The number of bytes; None for the rest of the file.
 
         Returns:
             Exactly `length` bytes, never fewer and never padded.
 
         Raises:
             ValueError: The range does not lie inside the file, or the file is closed.
-            MappedReadError: The file was cut or its storage failed.
-            FileChangedError: The file was written to since it was opened. If it was appended to, `refresh`
+            MappedReadError: The file was truncated, or its storage failed.
+            FileChangedError: The file was written to since it was opened. If it was only extended, `refresh`
                 makes it readable again.
 
         Examples:
@@ -165,18 +166,19 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         """Fills a caller's buffer with the bytes from `offset`.
 
         Args:
-            buffer: Writable and C-contiguous; of any element type.
-            offset: Where in the file to begin, in bytes.
+            buffer: A writable and C-contiguous buffer of any element type.
+            offset: The first byte in the file.
 
         Returns:
-            The number of bytes written: the buffer's size, or what the file has after `offset`.
+            The number of bytes written: the buffer's size, or the size of the file after `offset` if that is
+            smaller.
 
         Raises:
             TypeError: The buffer is read-only or not contiguous.
             ValueError: `offset` lies beyond the end, or the file is closed.
-            MappedReadError: The file was cut or its storage failed; the buffer's content is then
+            MappedReadError: The file was truncated, or its storage failed. The buffer's content is then
                 undefined.
-            FileChangedError: The file was written to since it was opened. If it was appended to, `refresh`
+            FileChangedError: The file was written to since it was opened. If it was only extended, `refresh`
                 makes it readable again.
 
         Examples:
@@ -189,13 +191,13 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         return super().read_into(buffer, offset)
 
     def view(self, offset: int = 0, length: int | None = None) -> memoryview:
-        """Returns a read-only memoryview of the mapping; in ``"read"`` mode of a copy.
+        """Returns a read-only memoryview of the mapping, or in ``"read"`` mode of a copy.
 
-        It keeps the mapping alive by itself, beyond `close` and `refresh`.
+        It keeps the mapping alive by itself, even after `close` and `refresh`.
 
         Args:
-            offset: Where to begin, in bytes.
-            length: How many bytes; None for all that follow.
+            offset: The first byte.
+            length: The number of bytes; None for the rest of the file.
 
         Raises:
             ValueError: The range does not lie inside the file, or the file is closed.
@@ -213,18 +215,18 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         """Tells the kernel how a range will be used (madvise(2); in ``"read"`` mode posix_fadvise(2)).
 
         Args:
-            advice: ``"normal"``, ``"random"`` (no read-ahead), ``"sequential"``, ``"willneed"``
-                (fetch it now, without waiting), ``"dontneed"`` (leave this process's memory, stay in
-                the cache), ``"cold"``, ``"hugepage"``. Pages under arrays and views may have been written
-                to, so ``"dontneed"`` makes them ``"cold"``.
-            offset: Where the range begins, in bytes; widened to whole pages.
-            length: Its bytes; None for all that follow.
+            advice: ``"normal"``, ``"random"`` (no read-ahead), ``"sequential"``, ``"willneed"`` (fetch it
+                now, without waiting), ``"dontneed"`` (remove it from this process's memory, but keep it in
+                the cache), ``"cold"``, ``"hugepage"``. Pages under arrays and views may have been written to,
+                so ``"dontneed"`` makes them ``"cold"``.
+            offset: The first byte of the range, which is widened to whole pages.
+            length: The number of bytes; None for the rest of the file.
 
         Returns:
-            Whether the kernel took the advice. Advice that it does not know is no error.
+            Whether the kernel accepted the advice. Unknown advice is not an error in the kernel.
 
         Raises:
-            ValueError: Unknown advice, or a range outside the file.
+            ValueError: The word is unknown, or the range lies outside the file.
 
         Examples:
             >>> from pagestream import MappedFile
@@ -234,21 +236,21 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         return super().advise(advice, offset, length)
 
     def residency(self, offset: int = 0, length: int | None = None) -> Residency:  # type: ignore[override]
-        """Tells which pages of a range are in the page cache.
+        """Returns which pages of a range are in the page cache.
 
         Args:
-            offset: Where the range begins, in bytes.
-            length: Its bytes; None for all that follow.
+            offset: The first byte of the range.
+            length: The number of bytes; None for the rest of the file.
 
         Raises:
-            ValueError: A range outside the file.
+            ValueError: The range lies outside the file.
 
         Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").residency().method
             'mincore'
         """
-        # Fresh places each time: with the second method a page that was asked once is cached.
+        # Choose new places each time, because the ``preadv2`` method caches each page that it checks.
         found = super().residency(offset, length, secrets.randbits(64))
         pages = None if found["pages"] is None else np.frombuffer(found["pages"], np.bool_)
         return Residency(**{**found, "pages": pages})
@@ -256,16 +258,17 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     def warm(  # type: ignore[override]
         self, offset: int = 0, length: int | None = None, *, progress: Progress = None
     ) -> None:
-        """Reads a range so that it is in the page cache. Ctrl-C stops it.
+        """Reads a range into the page cache. Ctrl-C stops it.
 
         Args:
-            offset: Where the range begins, in bytes.
-            length: Its bytes; None for all that follow.
-            progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
+            offset: The first byte of the range.
+            length: The number of bytes; None for the rest of the file.
+            progress: True for a progress bar (on rank 0 only), or a callable that gets (bytes done, total
+                bytes).
 
         Raises:
-            ValueError: A range outside the file.
-            MappedReadError: The file was cut or its storage failed.
+            ValueError: The range lies outside the file.
+            MappedReadError: The file was truncated, or its storage failed.
 
         Examples:
             >>> from pagestream import MappedFile
@@ -277,11 +280,11 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             super().warm(offset, length, report)
 
     def evict(self) -> None:
-        """Drops the file from the page cache, after writing out dirty pages. Needs no privilege.
+        """Drops the file from the page cache, after writing dirty pages. Needs no privilege.
 
         Pages stay while another process maps them, or a live array of `pagestream.safetensors` uses them.
-        Pages under live arrays and views of this file go only if this process owns the file or may write to
-        it (MADV_PAGEOUT of madvise(2)).
+        Pages under live arrays and views of this file are dropped only if this process owns the file or may
+        write to it (MADV_PAGEOUT of madvise(2)).
 
         Raises:
             OSError: The system refused.
@@ -296,8 +299,8 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         """Reads the whole mapping into memory and keeps it there (mlock(2)) until `unlock`.
 
         Raises:
-            OSError: It is not permitted, or beyond RLIMIT_MEMLOCK; the message names the limit.
-            ValueError: In ``"read"`` mode there is nothing to lock.
+            OSError: Locking is not permitted, or exceeds RLIMIT_MEMLOCK; the message names the limit.
+            ValueError: In ``"read"`` mode there is no mapping to lock.
 
         Examples:
             >>> from pagestream import MappedFile
@@ -309,7 +312,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         """Undoes `lock`.
 
         Raises:
-            ValueError: In ``"read"`` mode there is nothing to unlock.
+            ValueError: In ``"read"`` mode there is no mapping to unlock.
 
         Examples:
             >>> from pagestream import MappedFile
@@ -320,11 +323,11 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     def check(self) -> None:
         """Raises if this is no longer the file that was opened.
 
-        Compares size and time of change, and looks whether the path still leads to this very file. A
-        rewrite that keeps both size and time cannot be noticed.
+        It compares size and modification time, and checks that the path still leads to the same file. A
+        rewrite that keeps both size and time is not detected.
 
         Raises:
-            FileChangedError: It was cut, grew, was rewritten, deleted or replaced.
+            FileChangedError: The file was truncated, extended, rewritten, deleted or replaced.
             ValueError: The file is closed.
 
         Examples:
@@ -336,14 +339,14 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     def refresh(self) -> int:
         """Maps bytes that were appended since the file was opened. Existing views stay valid.
 
-        The caller vouches that a larger file was appended to and not written anew. Advice for the whole file,
-        and `lock`, hold for the new mapping, too.
+        The caller guarantees that a larger file was only extended, and not rewritten. Advice for the whole
+        file, and `lock`, also apply to the new mapping.
 
         Returns:
             The new size in bytes.
 
         Raises:
-            FileChangedError: The file did not grow but was cut or rewritten.
+            FileChangedError: The file did not grow, but was truncated or rewritten.
             ValueError: The file is closed.
 
         Examples:
@@ -354,7 +357,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         return super().refresh()
 
     def close(self) -> None:
-        r"""Closes the file. Views that are out stay valid until they die. Closing twice is fine.
+        r"""Closes the file. Views already returned stay valid until they die. Closing twice has no effect.
 
         Examples:
             >>> from pagestream import MappedFile
@@ -366,11 +369,11 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as the absolute path and the mode asked for."""
+        """Pickles the absolute path and the requested mode."""
         open_again = partial(type(self), mode=self.requested_mode)  # type: ignore[arg-type]  # one of the words
         return open_again, (self._absolute_path,), getattr(self, "__dict__", None)
 
     def __repr__(self) -> str:
-        """Tells path, size and mode."""
+        """Shows path, size and mode."""
         state = "closed" if self.closed else self.mode
         return f"<{type(self).__name__} {self.path!r} {self.size} bytes, {state}>"

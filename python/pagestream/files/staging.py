@@ -1,4 +1,4 @@
-"""Anonymous memory to stage bytes in: `StagingBuffer`."""
+"""Anonymous memory for staging bytes: `StagingBuffer`."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Protection = Literal["read", "readwrite"]
 
 @set_module("pagestream")
 class StagingBuffer(_native.StagingBuffer):
-    r"""Anonymous memory to stage bytes in: page-aligned, zeroed, writable through the buffer protocol.
+    r"""Anonymous memory for staging bytes: page-aligned, zeroed, writable through the buffer protocol.
 
     Args:
         nbytes: Size in bytes.
-        shared: Whether other processes may map it. Shared memory is a memfd; a pickle, as
-            `multiprocessing` makes one, ships its descriptor and no bytes. It can grow, not shrink.
-        huge_pages: ``"always"`` or ``"never"`` ask for huge pages or do not; ``"auto"`` asks from
-            2 MiB on. `huge_page_bytes` says what came of it.
+        shared: Whether other processes may map it. Shared memory is a memfd. A pickle, for example from
+            `multiprocessing`, transfers its descriptor and no bytes. It can grow, but not shrink.
+        huge_pages: ``"always"`` and ``"never"`` request huge pages or do not; ``"auto"`` requests them for at
+            least 2 MiB. `huge_page_bytes` shows the result.
 
     Attributes:
         nbytes: Size in bytes.
         shared: Whether other processes may map it.
-        sealed: Whether it was made unchangeable by `seal`.
-        huge_page_bytes: Bytes of the buffer that lie on huge pages now, from ``/proc/self/smaps``.
+        sealed: Whether `seal` has made it immutable.
+        huge_page_bytes: Bytes of the buffer that are on huge pages now, from ``/proc/self/smaps``.
 
     Raises:
         OSError: There is no memory.
-        ValueError: An unknown word for `huge_pages`.
+        ValueError: `huge_pages` is an unknown word.
 
-    The memory stays at its address as long as arrays, views or tensors of it are alive: `resize`,
-    `protect` and `seal` refuse. Make arrays by ``np.frombuffer``. An array by ``np.ndarray(buffer=...)``
-    does not say when it dies; after one was made they refuse for good.
+    The memory stays at its address while arrays, views or tensors of it are alive: `resize`, `protect` and
+    `seal` then raise. Create arrays with ``np.frombuffer``. The death of an array from
+    ``np.ndarray(buffer=...)`` cannot be observed; after one was created, these methods always raise.
 
     Examples:
         >>> import numpy as np
@@ -64,7 +64,7 @@ class StagingBuffer(_native.StagingBuffer):
     def resize(self, nbytes: int) -> None:
         """Changes the size by moving page tables (mremap(2)), never by copying.
 
-        New bytes are zero, unless another process that shares them has written there already.
+        New bytes are zero, unless another process that shares them has already written to them.
 
         Args:
             nbytes: The new size in bytes.
@@ -92,7 +92,7 @@ class StagingBuffer(_native.StagingBuffer):
             protection: ``"read"`` or ``"readwrite"``.
 
         Raises:
-            BufferError: ``"read"`` while views of the buffer, which may be writable, are alive.
+            BufferError: With ``"read"``: views of the buffer, which may be writable, are alive.
             OSError: The buffer is sealed.
 
         Examples:
@@ -105,7 +105,7 @@ class StagingBuffer(_native.StagingBuffer):
         super().protect(protection)
 
     def seal(self) -> None:
-        """Makes shared memory unchangeable, for every process and for good (memfd seals).
+        """Makes shared memory immutable, for every process and for good (memfd seals).
 
         Raises:
             BufferError: Views of the buffer are alive.
@@ -121,7 +121,7 @@ class StagingBuffer(_native.StagingBuffer):
         super().seal()
 
     def fileno(self) -> int:
-        """Returns the memfd of a shared buffer. It stays the buffer's: do not close it.
+        """Returns the memfd of a shared buffer, which the buffer owns: do not close it.
 
         Raises:
             ValueError: The buffer is private.
@@ -147,7 +147,7 @@ class StagingBuffer(_native.StagingBuffer):
         return _map_descriptor, (type(self), DupFd(self.fileno()), self.nbytes)
 
     def __repr__(self) -> str:
-        """Tells size and kind."""
+        """Shows size and kind."""
         kind = "sealed" if self.sealed else "shared" if self.shared else "private"
         return f"<{type(self).__name__} {self.nbytes} bytes, {kind}>"
 
