@@ -1,4 +1,4 @@
-"""What a loader hands out: `Batch`, `PackedBatch`."""
+"""The batches of a loader: `Batch`, `PackedBatch`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Batch(NamedTuple, Generic[Array]):
 
     Attributes:
         x: Tokens, ``[batch_size, sequence_length]``.
-        y: For each token of x the one that follows it; the same shape.
+        y: The next token for each token of x, in the same shape.
 
     Examples:
         >>> from pagestream import TokenLoader
@@ -36,21 +36,21 @@ class Batch(NamedTuple, Generic[Array]):
 
 @set_module("pagestream")
 class PackedBatch(NamedTuple, Generic[Array]):
-    """A batch that tells its documents apart, as attention over variable lengths wants them.
+    """A batch with its documents, in the form that variable-length attention needs.
 
     Attributes:
         x: Tokens, ``[batch_size, sequence_length]``.
-        y: The tokens that follow, of the same shape; None with ``target="none"``. The target of a
-            document's last token is the first of the next document.
-        cu_seqlens: int32, where documents begin among the ``x.size`` tokens of the flattened x, then
-            ``x.size``. Each row begins a document. With ``max_documents`` padded with ``x.size`` to
+        y: The next tokens, in the same shape; None with ``target="none"``. The target of a document's last
+            token is the first token of the next document.
+        cu_seqlens: int32, the starts of documents among the ``x.size`` tokens of the flattened x, then
+            ``x.size``. Each row begins a document. With ``max_documents``, it is padded with ``x.size`` to
             ``max_documents + 1`` entries.
         max_seqlen: Length of the longest document, in tokens.
-        position_ids: Position of each token in its document, ``[batch_size, sequence_length]``, of x's
-            type, or int32 where x is raw.
-        loss_mask: bool, ``[batch_size, sequence_length]``. False where the next token of the corpus begins
-            another document, so that no loss is taken for predicting it; see Megatron's ``eod_mask_loss``.
-            The last token of a row counts too.
+        position_ids: Position of each token in its document, ``[batch_size, sequence_length]``, of x's type,
+            or int32 if x is raw.
+        loss_mask: bool, ``[batch_size, sequence_length]``. False if the next token of the corpus begins
+            another document, so that predicting it does not contribute to the loss; see Megatron's
+            ``eod_mask_loss``. This includes the last token of a row.
 
     Examples:
         >>> import numpy as np
@@ -65,7 +65,7 @@ class PackedBatch(NamedTuple, Generic[Array]):
         >>> (~batch.loss_mask).nonzero()[1]
         array([2, 7])
 
-        A flat file shows its documents by a token, here 0:
+        A flat file marks its documents with a token, here 0:
 
         >>> np.array([5, 0, 6, 7, 0, 8, 9], "u2").tofile("ended.bin")
         >>> options = dict(sequence_length=6, batch_size=1, documents="boundaries", end_token=0)
@@ -86,15 +86,15 @@ class PackedBatch(NamedTuple, Generic[Array]):
 def document_bounds(
     starts: list[int], tokens: int, max_documents: int | None
 ) -> tuple[npt.NDArray[np.int32], int]:
-    """``cu_seqlens`` and ``max_seqlen`` of a batch.
+    """Returns ``cu_seqlens`` and ``max_seqlen`` of a batch.
 
     Args:
-        starts: Where documents begin among the batch's tokens.
-        tokens: Tokens of x.
-        max_documents: How many documents to pad to, or None.
+        starts: The starts of documents among the batch's tokens.
+        tokens: Number of tokens in x.
+        max_documents: Number of documents to pad to, or None.
 
     Raises:
-        ValueError: There are more, or more tokens than int32 can count.
+        ValueError: There are more documents, or more tokens than int32 can count.
 
     Examples:
         >>> from pagestream.loading.batches import document_bounds

@@ -1,4 +1,4 @@
-"""The parts of a stream for ``for`` loops, and one epoch as an iterable."""
+"""The parts of a stream for ``for`` loops, and an epoch as an iterable."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pagestream.loading.handout import Handout
 __all__ = ["Epoch"]
 
 BatchT_co = TypeVar("BatchT_co", covariant=True)
-# Sums of two such numbers fit in the 64 bits of a position.
+# The sum of two such numbers fits into the 64 bits of a position.
 _POSITIONS = 1 << 63
 
 
 class Loops:
-    """The parts of a stream that ``for`` loops read, one after another. Positions are samples over all ranks.
+    """The consecutive parts of a stream that ``for`` loops read. Positions are samples over all ranks.
 
     Args:
-        mixture: The sources of the stream, one or several. Its passes are the epochs.
-        epochs: Epochs of a loop; None for one loop without end.
-        global_rows: Windows of a full batch over all ranks.
+        mixture: One or several sources of the stream. Its passes are the epochs.
+        epochs: Number of epochs per loop; None for a single endless loop.
+        global_rows: Number of windows in a full batch over all ranks.
         drop_last: Whether a short batch at the end of a loop is dropped.
 
     Raises:
@@ -68,10 +68,10 @@ class Loops:
         return samples // rows if self._drop_last else -(-samples // rows)
 
     def __len__(self) -> int:
-        """Returns the number of batches of a loop.
+        """Returns the number of batches in a loop.
 
         Raises:
-            TypeError: It has no end.
+            TypeError: The stream is endless.
         """
         if self._epochs is None:
             message = (
@@ -81,27 +81,27 @@ class Loops:
         return self._batches(self._epochs * self._epoch_samples())
 
     def current_epoch(self, position: int) -> int | None:
-        """Returns the epoch of the next sample; None where sources repeat."""
+        """Returns the epoch of the next sample, or None if sources repeat."""
         return None if self._mixture.pass_length is None else self._mixture.progress(position)[0]
 
     def end(self, position: int) -> int | None:
-        """Returns the end of the loop that has the next sample; None if it has no end."""
+        """Returns the end of the loop that contains the next sample, or None if it has no end."""
         if self._epochs is None:
             return None
         over = self._mixture.progress(position)[0] // self._epochs
         return self._mixture.end_of_passes((over + 1) * self._epochs)
 
     def settled(self, position: int) -> int:
-        """Returns the position of the next batch: where the rest of a loop is dropped, its end."""
+        """Returns the position of the next batch, or the end of a loop if the loop's rest is dropped."""
         end = self.end(position)
         return position if end is None or self._batches(end - position) else end
 
     def epoch(self, number: int, first: int) -> tuple[int, int, int]:
-        """Returns where an epoch begins and ends, and the number of its batches.
+        """Returns the beginning and the end of an epoch, and the number of its batches.
 
         Args:
             number: The epoch.
-            first: The first epoch that is known in full.
+            first: The first completely known epoch.
 
         Raises:
             ValueError: There is no such epoch, or it has no batch.
@@ -119,7 +119,7 @@ class Loops:
 
 
 class EpochBatches(Generic[BatchT_co]):
-    """The iterator over one epoch of a stream that stands at its beginning.
+    """The iterator over one epoch of a stream that is at the epoch's beginning.
 
     Args:
         handout: Hands out the batches of the stream.
@@ -142,7 +142,7 @@ class EpochBatches(Generic[BatchT_co]):
 
         Raises:
             StopIteration: The epoch is over.
-            RuntimeError: The loader was moved. The rest of the epoch would not be the one that was begun.
+            RuntimeError: The loader was moved, so the rest would belong to another epoch.
         """
         if self._handout.moves != self._moves:
             message = (
@@ -155,9 +155,9 @@ class EpochBatches(Generic[BatchT_co]):
 
 @set_module("pagestream")
 class Epoch(Generic[BatchT_co]):
-    """One epoch of a loader: its batches, and their number. Made by `TokenLoader.epoch`.
+    """An epoch of a loader: its batches, and their number. `TokenLoader.epoch` creates it.
 
-    Each ``for`` loop over it begins at the beginning of the epoch, wherever the loader stands.
+    Each ``for`` loop over it starts at the beginning of the epoch, wherever the loader is.
 
     Attributes:
         number: The epoch.
@@ -185,5 +185,5 @@ class Epoch(Generic[BatchT_co]):
         return self._begin(self.number)
 
     def __repr__(self) -> str:
-        """Names epoch and length."""
+        """Shows epoch and length."""
         return f"<{type(self).__name__} {self.number}, {self._batches} batches>"

@@ -1,4 +1,4 @@
-"""Handing out batches: one thread at a time, and none is lost or repeated where a call is interrupted."""
+"""Hands out batches, one thread at a time. An interrupted call neither loses nor repeats a batch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _IN_A_CALL = (
 
 
 class BatchSource(Protocol):
-    """Batches in order; `HostBatches`, or the batches of a device that are made of those."""
+    """Batches in order: `HostBatches`, or batches on a device that are created from them."""
 
     def take(self, position: int) -> tuple[Any, int] | None:
         """Returns the next batch, and the position after it; None at the end."""
 
     def stop(self) -> None:
-        """Ends reading ahead. The next `take` begins at the position that it is given."""
+        """Stops reading ahead. The next `take` starts at the position that it is given."""
 
     def forget(self) -> None:
-        """Drops batches that were taken and not handed out."""
+        """Drops batches that were taken but not handed out."""
 
     def limit(self, end: int | None) -> None:
-        """Sets where the stream ends that the next `take` begins; None for an endless one."""
+        """Sets the end of the stream that the next `take` starts; None for an endless stream."""
 
     def interrupt(self) -> None:
-        """Ends the wait of a thread that is in `take`."""
+        """Interrupts a thread that waits in `take`."""
 
 
 class Handout:
@@ -44,26 +44,26 @@ class Handout:
                      └──────┴───────┴───────┴─ an exception: the source stops, the count is undone
     ```
 
-    Python raises KeyboardInterrupt after calls. A batch counts as handed out once `next` returns it: whatever
-    is raised before that undoes the count, and the next call begins with the same batch. So nothing is called
-    between counting and `return`, but for the release of the lock.
+    Python raises KeyboardInterrupt after calls. A batch counts as handed out once `next` returns it. An
+    exception before that undoes the count, and the next call starts with the same batch. So no call happens
+    between the count and `return`, except for the release of the lock.
     """
 
     def __init__(self, source: BatchSource) -> None:
         self._source = source
         self._lock = ForkSafeLock()
         self.position = 0
-        # Where the source ends.
+        # The end of the source.
         self.end: int | None = None
-        # How often the stream was moved.
+        # Number of times that the stream was moved.
         self.moves = 0
         self.closed = False
 
-    def next(self, end: int | None) -> Any:  # noqa: ANN401 - what the source makes
-        """Returns the next batch before `end`, a position; None for a stream without end.
+    def next(self, end: int | None) -> Any:  # noqa: ANN401 - any kind of batch
+        """Returns the next batch before the position `end`; None for an endless stream.
 
         Raises:
-            StopIteration: The stream is at the end, or behind it.
+            StopIteration: The stream is at or beyond its end.
             ValueError: The loader is closed.
         """
         found, before, after = None, 0, None
@@ -80,7 +80,7 @@ class Handout:
                         found = self._source.take(before)
                     if found is not None:
                         after = self.position = found[1]
-                except BaseException:  # an interrupt as well
+                except BaseException:  # including an interrupt
                     self._source.stop()
                     raise
                 finally:
@@ -95,21 +95,21 @@ class Handout:
         return found[0]
 
     def _take_back(self, before: int, after: int) -> None:
-        """Counts a batch as not handed out, unless another thread has gone on already."""
+        """Takes back the count of a batch, unless another thread has already continued."""
         with self._lock.lock:
             if self.position == after:
                 self.position = before
                 self._source.stop()
 
     def _limit(self, end: int | None) -> None:
-        """Lets the source end elsewhere. After an interrupt in between, the next call does it again."""
+        """Moves the end of the source. After an interrupt in between, the next call repeats this."""
         self._source.stop()
         self._source.forget()
         self._source.limit(end)
         self.end = end
 
     def go_to(self, position: int, end: int | None, start: Callable[[int], object]) -> None:
-        """Goes on from a position, in samples, to an end; `start` begins to read there.
+        """Continues from a position, in samples, to an end; `start` starts reading there.
 
         Raises:
             ValueError: The loader is closed.
@@ -128,18 +128,18 @@ class Handout:
                 self._end_if_closed()
 
     def _refuse(self) -> None:
-        """Raises in a signal handler that interrupts a call of its own thread, and once closed."""
+        """Raises in a signal handler that interrupts a call of its own thread, and after `close`."""
         if self._lock.taken:
             raise RuntimeError(_IN_A_CALL)
         if self.closed:
             raise ValueError(_CLOSED)
 
     def close(self) -> None:
-        """Ends the stream; also from a signal handler that interrupts `next`."""
+        """Ends the stream. A signal handler that interrupts `next` may also call it."""
         self.closed = True
         self._source.interrupt()
         with self._lock.lock:
-            # A call of this thread that is interrupted by this one clears up when it leaves.
+            # If it interrupts a call of this thread, that call cleans up when it leaves.
             if not self._lock.taken:
                 self._end_if_closed()
 

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pagestream.loader")
 
-# The values of `metrics` that are no counters.
+# The values of `metrics` that are not counters.
 _PRESENT = ("lookahead_batches", "ring_batches", "threads", "buffers_allocated")
 
 
 class HostBatches:
-    """The batches of one stream, gathered by the threads of a native pipeline.
+    """The batches of a stream, gathered by the threads of a native pipeline.
 
-    A pipeline runs from the first `take` (or `start`) to `stop`. Threads do not
-    survive a fork, so the next `take` in the child starts another pipeline.
+    A pipeline runs from the first `take` (or `start`) to `stop`. Threads do not survive a fork, so the next
+    `take` in the child starts another pipeline.
 
     Args:
         corpora: The corpora of the stream.
-        settings: Settings of a `_native.TokenPipeline`, all but the buffers.
-        max_documents: Documents to which ``cu_seqlens`` is padded, or None.
-        spare_buffers: Buffers that a consumer can hold and that still return to the pool.
+        settings: All settings of a `_native.TokenPipeline` except the buffers.
+        max_documents: Number of documents to which ``cu_seqlens`` is padded, or None.
+        spare_buffers: Number of buffers that a consumer can hold and that still return to the pool.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class HostBatches:
         self._position_dtype = np.dtype("int64" if dtype == "int64" else "int32")
         self._pipeline: _native.TokenPipeline | None = None
         self._counted: Counter[str] = Counter()
-        # Buffers of the next pipeline may have the same addresses. This number tells them apart.
+        # Buffers of the next pipeline may have the same addresses. This number distinguishes them.
         self.pipelines_started = 0
 
     def start(self, position: int) -> _native.TokenPipeline:
         """Returns the running pipeline, or starts one at a position, in samples.
 
         Raises:
-            RuntimeError: It would start in a worker of a `DataLoader`.
+            RuntimeError: The pipeline would start in a worker of a `DataLoader`.
         """
         pipeline = self._pipeline
         if pipeline is None or not pipeline.alive:
@@ -78,14 +78,14 @@ class HostBatches:
         self._settings["mixture"] = mixture
 
     def limit(self, end: int | None) -> None:
-        """Sets the end of the next pipeline, in samples; None for an endless one."""
+        """Sets the end of the next pipeline, in samples; None for an endless pipeline."""
         self._settings["end"] = end
 
     def take(self, position: int) -> tuple[Any, int] | None:
         """Returns the next batch, and the position after it; None at the end.
 
         Args:
-            position: Where the stream goes on if no pipeline runs.
+            position: The position at which to start if no pipeline runs.
         """
         pipeline = self.start(position)
         found = pipeline.next()
@@ -103,11 +103,11 @@ class HostBatches:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the buffer that the arrays of a batch share; 0 while no pipeline runs."""
+        """Size of the buffer that the arrays of a batch share, in bytes; 0 while no pipeline runs."""
         return 0 if self._pipeline is None else self._pipeline.buffer_bytes
 
     def stop(self) -> None:
-        """Ends the pipeline; batches that it has ready are dropped, and begin again at the next `take`."""
+        """Ends the pipeline. Its finished batches are dropped, and come again with the next `take`."""
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is None:
             return
@@ -118,16 +118,16 @@ class HostBatches:
             _log.debug("stopped, with %s", counted)
 
     def forget(self) -> None:
-        """Drops batches that were taken and not handed out: here there are none."""
+        """Drops batches that were taken but not handed out. Here there are none."""
 
     def interrupt(self) -> None:
-        """Ends the pipeline under a thread that waits in `take`, which raises ValueError then."""
+        """Ends the pipeline while a thread waits in `take`, which then raises ValueError."""
         pipeline = self._pipeline
         if pipeline is not None and pipeline.alive:
             pipeline.close()
 
     def metrics(self) -> LoaderMetrics:
-        """Returns the counters of all pipelines so far, and the other values of the running one."""
+        """Returns the total counters of all pipelines, and the other values of the running one."""
         counted = self._counted.copy()
         if self._pipeline is not None:
             counted.update(dict(self._pipeline.metrics()))

@@ -1,4 +1,4 @@
-"""`TokenLoader`: batches of windows, made ahead by native threads."""
+"""`TokenLoader`: batches of windows, prepared ahead by native threads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 else:
     from typing import TypeVar
 
-    # Python has defaults of type variables from 3.13 on; only type checkers need them.
+    # Python supports defaults of type variables from 3.13 on. Only type checkers need them.
     BatchT_co = TypeVar("BatchT_co", covariant=True)
 
 __all__ = ["TokenLoader"]
@@ -60,7 +60,7 @@ NoDocuments: TypeAlias = Literal["ignore"]
 
 _log = logging.getLogger("pagestream.loader")
 
-# The default mixing radius: a span that storage reads well in one go.
+# The default mixing radius: a span that storage reads efficiently in one go.
 _MIXING_BYTES = 64 << 20
 
 
@@ -68,66 +68,66 @@ _MIXING_BYTES = 64 << 20
 class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     """Batches of windows of a corpus, epoch after epoch, read ahead by native threads.
 
-    The order depends only on seed and position, so the loader knows the next batches. It requests their
-    pages from the kernel, gathers batches in its own threads, and hands out arrays on buffers that are
-    reused once nothing refers to them. No batch ever changes while it is in use.
+    The order depends only on seed and position, so the loader knows the next batches. It requests their pages
+    from the kernel, gathers batches in its own threads, and returns arrays over buffers that are reused once
+    nothing refers to them. No batch ever changes while it is in use.
 
-    The loader checks each file when a batch is complete, and raises if the file was rewritten. For files
-    that are not mapped it asks the server. For mapped files on NFS it asks the kernel, whose answer may be
-    as old as the mount's ``acregmin`` to ``acregmax`` (3 to 60 s; see nfs(5)): a rewrite may go unnoticed
-    that long.
+    The loader checks each file when a batch is complete, and raises if the file was rewritten. For unmapped
+    files it asks the server. For mapped files on NFS it asks the kernel, whose answer may be as old as the
+    mount's ``acregmin`` to ``acregmax`` (3 to 60 s; see nfs(5)). A rewrite may stay undetected for that long.
 
     Each ``for`` loop reads `epochs` epochs, one by default, and each epoch has its own order. If a loop was
-    left early, or if a state was loaded, the next loop reads the rest. After the last batch ``next``
-    raises StopIteration until another loop begins the next epoch. With ``epochs=None`` the stream has no end.
-    `epoch` gives one epoch from its beginning, for example to validate on.
+    left early, or if a state was loaded, the next loop reads the rest. After the last batch, ``next`` raises
+    StopIteration until another loop begins the next epoch. With ``epochs=None`` the stream has no end.
+    `epoch` returns an epoch from its beginning, for example for validation.
 
-    An exception from storage leaves the loader at the batch that failed; the next call tries that batch
-    again. A worker process of a ``DataLoader`` is refused, because each worker would get every window.
+    An exception from storage leaves the loader at the failed batch, and the next call tries that batch again.
+    A worker process of a ``DataLoader`` is rejected, because each worker would get every window.
 
     Args:
-        tokens: A corpus, a `Mixture`, or an argument of `open_tokens`, such as a path or a ``numpy.memmap``.
-        sequence_length: T, tokens of x in one window.
-        batch_size: Windows of one batch on this rank.
-        order: ``"shuffled"`` (a permutation of all windows, another each epoch), ``"random"`` (starts at
-            any token, with replacement), ``"sequential"``, or ``"blocked"`` (a permutation that stays
-            within `mixing_radius` windows at a time, for storage that is slow at random reads).
-        seed: Picks the order.
-        epochs: Number of epochs of one ``for`` loop; None for an endless stream, whose batches can have
+        tokens: A corpus, a `Mixture`, or an argument of `open_tokens`, for example a path or a
+            ``numpy.memmap``.
+        sequence_length: T, the number of tokens of x in a window.
+        batch_size: Number of windows in a batch on this rank.
+        order: ``"shuffled"`` (a permutation of all windows, different in each epoch), ``"random"`` (windows
+            start at any token, with replacement), ``"sequential"``, or ``"blocked"`` (a permutation that
+            stays within `mixing_radius` windows at a time, for storage with slow random reads).
+        seed: Determines the order.
+        epochs: Number of epochs per ``for`` loop; None for an endless stream, whose batches may contain
             windows of two epochs.
-        stride: Tokens between the beginnings of windows; T by default, T+1 for ``"block"``.
-        target: ``"shift"``, ``"block"`` or ``"none"``; see `TokenDataset`. With ``"none"`` batches are x
-            alone.
+        stride: Number of tokens between the beginnings of windows; by default T, or T+1 for ``"block"``.
+        target: ``"shift"``, ``"block"`` or ``"none"``; see `TokenDataset`. With ``"none"``, batches are only
+            x.
         documents: ``"ignore"``, or ``"boundaries"`` for `PackedBatch`. Without `end_token` and `begin_token`,
-            the boundaries are those that the files record (Megatron, datatrove).
-        end_token: The id that ends each document, for example 50256 of GPT-2. A document begins behind it.
-            With a token, the files' records are not consulted; in a `Mixture` it holds for all sources.
+            the files record the boundaries (Megatron, datatrove).
+        end_token: The id that ends each document, for example 50256 of GPT-2. The next token begins a
+            document. With a token, the files' records are ignored. In a `Mixture` it applies to all sources.
         begin_token: The id that begins each document, in place of `end_token`.
-        max_documents: Pads ``cu_seqlens`` to this many documents; a batch with more is an error.
-        drop_last: Whether to drop a short global batch at the end of a loop. If not, it is dealt out so that
-            all ranks make the same number of steps; a rank can get fewer rows, even none.
-        rank: The rank of this process among `world_size`. None means that of torch.distributed or JAX, if the
-            program has initialised one of them, else that of the launcher (torchrun, Open MPI, MPICH, Intel
-            MPI, srun), else 0 of 1. Rank r gets rows ``[r * batch_size, (r + 1) * batch_size)`` of each
-            global batch. The rows of a `Mixture` begin at a random place of the batch and go round, so that
-            each rank gets its share of each source; the batch is the same for any number of ranks.
-        world_size: See `rank`; both or none.
+        max_documents: Pads ``cu_seqlens`` to this many documents. A batch with more documents is an error.
+        drop_last: Whether to drop a short global batch at the end of a loop. If not, it is distributed so
+            that all ranks make the same number of steps; a rank may get fewer rows, or none.
+        rank: The rank of this process among `world_size`. None means the rank from torch.distributed or JAX,
+            if the program has initialised one of them, otherwise from the launcher (torchrun, Open MPI,
+            MPICH, Intel MPI, srun), otherwise 0 of 1. Rank r gets rows
+            ``[r * batch_size, (r + 1) * batch_size)`` of each global batch. The rows of a `Mixture` begin at
+            a random place of the batch and wrap around, so that each rank gets its share of each source. The
+            batch is the same for any number of ranks.
+        world_size: See `rank`; pass both or neither.
         dtype: ``"int64"``, ``"int32"`` (or types of NumPy or torch with these names), or ``"raw"`` for the
-            type of the files, which must be one for all.
-        lookahead: Batches whose pages are requested ahead; None adapts. Where files are not
-            mapped: batches that are read ahead.
-        threads: Gathering threads; None adapts (``PAGESTREAM_THREADS``).
-        memory_bytes: Bound of buffers and pages requested ahead together, but at least two batches of each;
-            None for an eighth of the available memory and at most 1 GiB
-            (``PAGESTREAM_MEMORY_BYTES``).
-        mmap_mode: How to open files; see `MappedFile`.
-        mixing_radius: Windows within which ``"blocked"`` mixes; None for about 64 MiB.
+            type of the files, which must all have the same type.
+        lookahead: Number of batches whose pages are requested ahead; None adapts it. For unmapped files, the
+            number of batches that are read ahead.
+        threads: Number of gathering threads; None adapts it (``PAGESTREAM_THREADS``).
+        memory_bytes: Limit on buffers and pages requested ahead together, but at least two batches of each.
+            None means an eighth of the available memory and at most 1 GiB (``PAGESTREAM_MEMORY_BYTES``).
+        mmap_mode: How to open the files; see `MappedFile`.
+        mixing_radius: Number of windows within which ``"blocked"`` mixes; None for about 64 MiB.
         drop_behind: Pages to drop once they are gathered: ``"resident"`` removes them from this process's
             resident set, ``"cache"`` also from the page cache; None lets the kernel decide. With
-            ``mmap_mode="read"`` nothing is resident.
-        vocabulary: Number of ids that the model has, for example 50257. A batch with a token that is
-            negative, or not below it, raises `FormatError` with the file and the token's position, before
-            the batch reaches a device. `end_token` and `begin_token` must be below it. None checks nothing.
+            ``mmap_mode="read"`` no page is resident.
+        vocabulary: The model's number of ids, for example 50257. A batch with a token that is negative, or
+            not below this number, raises `FormatError` with the file and the token's position, before the
+            batch reaches a device. `end_token` and `begin_token` must be below it. None disables the check.
 
     Raises:
         ValueError: An argument is out of range, the corpus is shorter than one window, or a loop would have
@@ -273,7 +273,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         self._run = MixtureRun(tokens, self._windows()) if isinstance(tokens, Mixture) else None
         mixture = self._run.native if self._run else _native.Mixture([1], self._windows(), "drop", None)
         self._loops = self._loops_of(mixture)
-        # The end of the present loop.
+        # The end of the current loop.
         self._end: int | None = None
         settings: dict[str, Any] = {
             "mixture": mixture,
@@ -317,12 +317,12 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         return Loops(mixture, self.epochs, rows, drop_last=self.drop_last)
 
     def _go_to(self, position: int, run: MixtureRun | None = None, end: int | None = None) -> None:
-        """Begins to read at a position.
+        """Starts reading at a position.
 
         Args:
-            position: Samples of the stream before it.
-            run: The mixture to read from there on; None for the present one.
-            end: Where to end if not with the loop that has the position.
+            position: Number of earlier samples of the stream.
+            run: The mixture to read from there on; None for the current one.
+            end: The end, if it is not the end of the loop that contains the position.
         """
         loops = self._loops if run is None else self._loops_of(run.native)
         position = loops.settled(position)
@@ -338,16 +338,16 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         self._handout.go_to(position, loop_end if end is None else end, start)
 
     def __bool__(self) -> bool:
-        """True: a loader without a length is a loader."""
+        """Returns True, even for a loader without a length."""
         return True
 
     def __iter__(self) -> Self:
-        """Returns itself, to go on with the present loop, or to begin the next if that is over."""
+        """Returns itself. It continues the current loop, or begins the next one if that is over."""
         self._end = self._loops.end(self._handout.position)
         return self
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuses: a loader is no dataset.
+        """Raises, because a loader is not a dataset.
 
         Raises:
             TypeError: Always.
@@ -359,12 +359,12 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         """Returns the next batch.
 
         Raises:
-            StopIteration: The epoch is over, or as many as a loop has.
+            StopIteration: The loop is over.
             RuntimeError: The process group was initialised after the loader, and has other ranks; or this
                 process is a worker of a ``DataLoader``.
-            MappedReadError: A file was cut or its storage failed.
+            MappedReadError: A file was truncated, or its storage failed.
             FileChangedError: A file was rewritten or replaced since it was opened.
-            FormatError: A token does not fit in `dtype`, or is beyond `vocabulary`.
+            FormatError: A token does not fit into `dtype`, or exceeds `vocabulary`.
         """
         if self._is_rank_derived:
             self._check_rank()
@@ -376,7 +376,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             self._is_rank_derived = False
 
     def __len__(self) -> int:
-        """Returns the number of batches of a ``for`` loop that is not the rest of another one.
+        """Returns the number of batches in a whole ``for`` loop.
 
         Raises:
             TypeError: The stream is endless.
@@ -385,25 +385,25 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
 
     @property
     def current_epoch(self) -> int | None:
-        """The epoch of the next batch, which is the number of epochs that are over.
+        """The epoch of the next batch, which equals the number of completed epochs.
 
-        A mixture with sources that repeat has None. A run that goes on from a state loops over
+        It is None for a mixture with sources that repeat. A run that continues from a state loops over
         ``range(loader.current_epoch, epochs)``.
         """
         return self._loops.current_epoch(self._handout.position)
 
     def epoch(self, number: int) -> Epoch[BatchT_co]:
-        """Returns one epoch, as an iterable with a length.
+        """Returns an epoch, as an iterable with a length.
 
         Each loop over it moves the loader to the beginning of the epoch, and leaves it at the end. An endless
-        loader has epochs as well.
+        loader also has epochs.
 
         Args:
             number: The epoch, from 0. The first ``for`` loop over a new loader is epoch 0.
 
         Raises:
             ValueError: The epoch would have no batch, the sources of a `Mixture` repeat, or the epoch began
-                under other weights.
+                with other weights.
 
         Examples:
             >>> from pagestream import TokenLoader
@@ -424,24 +424,24 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     def _begin_epoch(self, number: int) -> Iterator[BatchT_co]:
         self._check_rank()
         begin, end, _ = self._bounds_of(number)
-        # A new loader is there, and reads already.
+        # A new loader is already there, and already reads.
         if (self._handout.position, self._handout.end) != (begin, end):
             self._go_to(begin, end=end)
         return EpochBatches(self._handout, end)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the stream after the batches handed out; equal on all ranks.
+        """Returns the position of the stream after the batches handed out. It is equal on all ranks.
 
-        The loader computes the fingerprint of the data in the background when it starts, so that a state can
-        be taken after storage has failed; for more than 1024 files the first call computes it.
+        When the loader starts, it computes the fingerprint of the data in the background, so that a state is
+        available even after storage has failed. For more than 1024 files the first call computes it.
 
-        ``samples_consumed`` is the number of windows in front of the next batch, over all ranks. It includes
-        windows that ``drop_last=True`` dropped at the end of a loop. The number of windows that the ranks got
-        is the number of steps times ``batch_size * world_size``. With ``epochs=None`` no window is dropped,
-        and the two are equal, as they are for Megatron's ``consumed_samples``.
+        ``samples_consumed`` is the number of windows before the next batch, over all ranks. It includes
+        windows that ``drop_last=True`` dropped at the end of a loop. The number of windows that the ranks
+        received is the number of steps times ``batch_size * world_size``. With ``epochs=None`` no window is
+        dropped, and the two are equal, as they are for Megatron's ``consumed_samples``.
 
         Returns:
-            A small dict of str, int and None, fit for JSON. That of a `Mixture` also lists its sources:
+            A small dict of str, int and None, suitable for JSON. For a `Mixture` it also lists the sources:
             weight, epoch, and windows used in the epoch.
 
         Examples:
@@ -487,22 +487,23 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
 
         The next ``for`` loop reads the rest of the epoch, or the next epoch if no batch is left in this one.
 
-        Weights or sources of a `Mixture` can change in mid-run. With ``new_mixture=True`` the loader also
-        takes a state of another mixture. Each source that the state lists goes on from where it was, without
-        a repeat, and a new source begins. A source whose files have changed counts as new. The new weights
-        hold from this position on. The next state records them, and needs no ``new_mixture``.
+        Weights or sources of a `Mixture` may change in mid-run. With ``new_mixture=True`` the loader also
+        accepts a state of another mixture. Each source listed in the state continues from its position,
+        without a repetition, and a new source starts from its beginning. A source whose files have changed
+        counts as new. The new weights apply from this position on. The next state records them, and needs no
+        ``new_mixture``.
 
         Args:
-            state: From `state_dict`.
-            strict: Whether to refuse a state of other data or another order. If not, its position is taken
-                all the same.
-            new_mixture: Whether to take a state of other weights, other sources or another ``exhausted``. A
-                state of one corpus is taken as that of a mixture of this corpus.
+            state: A result of `state_dict`.
+            strict: Whether to reject a state of other data or another order. If not, its position is used
+                anyway.
+            new_mixture: Whether to accept a state with other weights, other sources or another ``exhausted``.
+                A state of a single corpus counts as a mixture of this corpus.
 
         Raises:
-            StateMismatchError: The state is of another version, or is not of this data and order; the
-                message names what was found and what was expected.
-            ValueError: ``new_mixture`` for a loader of one corpus.
+            StateMismatchError: The state has another version, or belongs to other data or another order; the
+                message says what was found and what was expected.
+            ValueError: ``new_mixture`` is given for a loader of a single corpus.
 
         Examples:
             >>> from pagestream import Mixture, TokenLoader, open_tokens
@@ -516,7 +517,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             pagestream.errors.StateMismatchError: the state does not belong to this loader: seed is 7 ...
             >>> loader.close()
 
-            Half of the run at equal weights, and then more of the second source:
+            Half of the run has equal weights, and then the second source gets more:
 
             >>> web, code = open_tokens("tokens.bin"), open_tokens(["tokens.bin"] * 2)
             >>> options = {"sequence_length": 32, "batch_size": 4, "epochs": None}
@@ -539,9 +540,9 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         self._go_to(position, run)
 
     def metrics(self) -> LoaderMetrics:
-        """Returns counters of the work so far, and the present lookahead.
+        """Returns counters of the work so far, and the current lookahead.
 
-        In a fork of the process the counters stand as at the fork, until the fork takes a batch.
+        In a forked child, the counters keep their values from the fork until the child takes a batch.
 
         Examples:
             >>> from pagestream import TokenLoader
@@ -558,10 +559,10 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         return self._handout.closed
 
     def close(self) -> None:
-        """Stops the threads. Batches that are out stay valid, and so does the corpus.
+        """Stops the threads. Batches already returned stay valid, and so does the corpus.
 
-        A signal handler may call it, even while `next` runs. Then `next` raises ValueError, unless it has its
-        batch already.
+        A signal handler may call it, even while `next` runs. Then `next` raises ValueError, unless it already
+        has its batch.
 
         Examples:
             >>> from pagestream import TokenLoader
@@ -570,14 +571,14 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         self._handout.close()
 
     def __getstate__(self) -> object:
-        """Refuses: two loaders with one position would each give out half of the batches."""
+        """Raises, because two loaders with the same position would each return half of the batches."""
         message = (
             f"a TokenLoader cannot be copied or pickled; make another and use state_dict(); {NO_WORKERS}"
         )
         raise TypeError(message)
 
     def __repr__(self) -> str:
-        """Names order, shape, corpus and position."""
+        """Shows order, shape, corpus and position."""
         return (
             f"<{type(self).__name__} {self.order} [{self.batch_size}, {self.sequence_length}] "
             f"of {self.tokens!r}, sample {self._handout.position}>"

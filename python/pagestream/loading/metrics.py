@@ -1,4 +1,4 @@
-"""What a loader has done: `LoaderMetrics`."""
+"""The work that a loader has done: `LoaderMetrics`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pagestream._common.public import set_module
 @set_module("pagestream")
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoaderMetrics:
-    """Counters of a `TokenLoader` since it was made, and its present state. Made by `TokenLoader.metrics`.
+    """Counters of a `TokenLoader` since its creation, and its current state. See `TokenLoader.metrics`.
 
     Attributes:
         windows: Windows handed out.
         batches: Batches handed out.
-        bytes_asked: Bytes of tokens in the windows that were gathered.
-        bytes_read: Bytes that the lookahead requested, in whole pages; of files that are not mapped, bytes
-            that were read.
-        lookahead_hits: Windows that were gathered without a wait for storage.
+        bytes_asked: Bytes of tokens in the gathered windows.
+        bytes_read: Bytes that the lookahead requested, in whole pages; for unmapped files, bytes that were
+            read.
+        lookahead_hits: Windows gathered without a wait for storage.
         lookahead_misses: Windows for which a thread waited for storage.
         already_cached: Ranges that the lookahead found in the page cache.
         major_faults: Page faults of the threads that had to wait for storage.
         stalls: Batches for which `next` waited.
         stall_seconds: Time that `next` waited for other threads.
-        lookahead_batches: Batches whose pages are requested in advance, at present.
-        ring_batches: Batches that are gathered in advance, at present.
-        threads: Threads that run at present.
-        buffers_allocated: Buffers of batches that the present threads have allocated.
+        lookahead_batches: Current number of batches whose pages are requested ahead.
+        ring_batches: Current number of batches that are gathered ahead.
+        threads: Current number of threads.
+        buffers_allocated: Batch buffers that the current threads have allocated.
 
     Examples:
         >>> from pagestream import TokenLoader
@@ -53,7 +53,7 @@ class LoaderMetrics:
     buffers_allocated: int = 0
 
     def as_dict(self) -> dict[str, int | float]:
-        """Returns the names and the values, as what logs metrics takes them.
+        """Returns the names and the values, in the form that metric loggers accept.
 
         Examples:
             >>> from pagestream import TokenLoader

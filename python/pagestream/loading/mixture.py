@@ -26,43 +26,45 @@ Exhausted = Literal["repeat", "stop", "drop"]
 
 
 _MAX_WEIGHT_SUM = _native.MAX_MIXTURE_WEIGHT_SUM
-# A share that is off by more than this part of itself is warned of.
+# A warning names a share that is off by more than this fraction of itself.
 _ROUNDING_TOLD = Fraction(1, 100)
 
 
 @set_module("pagestream")
 class Mixture(ClosedByWith):
-    """Corpora with weights, to be read in these shares. It describes; a loader reads.
+    """Corpora with weights, which a loader reads in these shares.
 
-    The shares hold at every point: after any number of windows, the number from each source differs from its
+    The shares hold at every point. After any number of windows, the number from each source differs from its
     share by less than two, and by less than one in a mixture of two or three sources. For example, of 1,000
-    windows at weights 0.7 and 0.3 exactly 300 come from the second source. The schedule is in closed form, so
-    that any position can be sought, and resuming is exact. Each source is in an order of its own.
+    windows at weights 0.7 and 0.3, exactly 300 come from the second source. The schedule has a closed form,
+    so seeking works to any position, and resuming is exact. Each source has its own order.
 
     The global batches of a mixture do not depend on the number of ranks, and each rank gets its share of each
     source; see `TokenLoader`. To change weights or sources in mid-run, see `TokenLoader.load_state_dict`.
 
-    Weights are turned into whole numbers that add up to 2^32 at most. Decimal fractions such as 0.7 and 0.3
-    are kept exactly, as 7 and 3, if their common denominator allows; others are rounded. `weights` says
-    which shares are in use. If a share is off by more than one percent of itself, a warning names the worst.
+    Weights are converted to whole numbers with a sum of at most 2^32. Decimal fractions such as 0.7 and 0.3
+    become exact ratios, here 7 and 3, if their common denominator allows it. Other weights are rounded.
+    `weights` shows the shares in use. If a share is off by more than one percent of itself, a warning names
+    the worst.
 
-    Corpora may be of different types, such as uint16 and uint32. Batches are int64, or int32 on request.
+    Corpora may have different types, for example uint16 and uint32. Batches are int64, or int32 on request.
 
-    ``exhausted`` says how the stream goes on when a source runs out:
+    ``exhausted`` determines how the stream continues when a source runs out:
 
-    - ``"repeat"``: it begins its next epoch, in a new order. There is no end: loaders need ``epochs=None``.
-    - ``"stop"``: the pass ends with the draw that takes the last window of a source. In the next pass
-      every source begins anew, in a new order, even if it was not read to its end.
-    - ``"drop"``: the others go on, in the proportions of their weights, until every window was read
+    - ``"repeat"``: the source begins its next epoch, in a new order. There is no end: loaders need
+      ``epochs=None``.
+    - ``"stop"``: the pass ends with the draw of the last window of any source. In the next pass every source
+      starts again, in a new order, even if it was not read to its end.
+    - ``"drop"``: the other sources continue, in the proportions of their weights, until every window was read
       once.
 
     Args:
         sources: Pairs of a corpus and its weight, a finite number above 0. The weights need not add up to
-            one. In place of a corpus, a pair can have an argument of `open_tokens`, such as a path.
+            one. In place of a corpus, a pair may contain an argument of `open_tokens`, for example a path.
         exhausted: See above.
 
     Raises:
-        ValueError: No source or too many, a weight that cannot be used, or an unknown word.
+        ValueError: There is no source or too many, a weight is invalid, or a word is unknown.
         TypeError: A source is not a pair of a corpus (not a mixture), or its path, and a number.
         OSError: A file cannot be opened.
 
@@ -85,7 +87,7 @@ class Mixture(ClosedByWith):
             message = f"a mixture has 1 to {_native.MAX_MIXTURE_SOURCES} sources, not {len(pairs)}"
             raise ValueError(message)
         one_of("exhausted", exhausted, _native.EXHAUSTED)
-        # Before files are opened.
+        # Check this before opening files.
         for number, (corpus, _) in enumerate(pairs):
             if not isinstance(corpus, (TokenCorpus, str, bytes, os.PathLike, list, tuple, np.memmap)):
                 message = (
@@ -130,7 +132,7 @@ class Mixture(ClosedByWith):
         """Raises if a file of a corpus was replaced or changed since it was opened; see `MappedFile.check`.
 
         Raises:
-            FileChangedError: Cut, grown, rewritten, deleted or replaced.
+            FileChangedError: A file was truncated, extended, rewritten, deleted or replaced.
 
         Examples:
             >>> from pagestream import Mixture, open_tokens
@@ -140,7 +142,7 @@ class Mixture(ClosedByWith):
             corpus.check()
 
     def close(self) -> None:
-        """Closes the corpora. Arrays that are out stay valid.
+        """Closes the corpora. Arrays already returned stay valid.
 
         Examples:
             >>> from pagestream import Mixture, open_tokens
@@ -161,7 +163,7 @@ class Mixture(ClosedByWith):
 
     @property
     def reason(self) -> str | None:
-        """Why `mode` is not the first choice; None if it is."""
+        """Why `mode` is not the first choice, or None if it is."""
         return self._weakest().reason
 
     def _weakest(self) -> TokenCorpus:
@@ -169,12 +171,12 @@ class Mixture(ClosedByWith):
         return min(self.sources, key=lambda corpus: strength.index(corpus.mode))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as corpora, which open their files again, and whole weights."""
+        """Pickles the corpora, which open their files again, and the whole weights."""
         pairs = [*zip(self._sources, self._whole_weights, strict=True)]
         return partial(type(self), exhausted=self._exhausted), (pairs,)
 
     def __repr__(self) -> str:
-        """Corpora with their shares, and the policy."""
+        """Shows the corpora with their shares, and the policy."""
         pairs = zip(self._sources, self.weights, strict=True)
         listed = ", ".join(f"({corpus!r}, {weight:g})" for corpus, weight in pairs)
         return f"{type(self).__name__}([{listed}], exhausted={self._exhausted!r})"
@@ -186,7 +188,7 @@ def whole_weights(mixture: Mixture) -> tuple[int, ...]:
 
 
 def _pairs(sources: Iterable[tuple[Any, float]]) -> list[tuple[Any, float]]:
-    # Iterating a corpus would give all its tokens.
+    # Iterating a corpus would yield all its tokens.
     listed: list[Any] = [sources] if isinstance(sources, (TokenCorpus, Mixture)) else list(sources)
     for number, pair in enumerate(listed):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004 - a pair
@@ -199,7 +201,7 @@ def _pairs(sources: Iterable[tuple[Any, float]]) -> list[tuple[Any, float]]:
 
 
 def _exact(number: int, weight: float) -> Fraction:
-    """The number that was written: 0.7 is seven tenths, not the nearest binary fraction."""
+    """Returns the number as it was written: 0.7 is seven tenths, not the nearest binary fraction."""
     if isinstance(weight, (str, bytes, bool)) or not hasattr(weight, "__float__"):
         message = f"the weight of source {number} must be a number, not {weight!r}"
         raise TypeError(message)
@@ -231,14 +233,14 @@ def _warn_of_rounding(weights: list[Fraction], whole: tuple[int, ...]) -> None:
 
 
 def _whole(weights: list[Fraction]) -> tuple[int, ...]:
-    """Whole numbers in lowest terms with these ratios, or the nearest that add up to the largest sum."""
+    """Returns whole numbers in lowest terms with these ratios, or the nearest ones with the largest sum."""
     denominator = math.lcm(*(weight.denominator for weight in weights))
     whole = [int(weight * denominator) for weight in weights]
     divisor = math.gcd(*whole)
     whole = [weight // divisor for weight in whole]
     total = sum(whole)
     if total > _MAX_WEIGHT_SUM:
-        # Each source needs 1 at least; largest remainders deal out the rest.
+        # Each source needs at least 1. The largest remainders determine the rest.
         left = _MAX_WEIGHT_SUM - len(whole)
         wanted = [max(Fraction(weight * _MAX_WEIGHT_SUM, total) - 1, Fraction(0)) for weight in whole]
         wanted = [share * left / sum(wanted) for share in wanted]

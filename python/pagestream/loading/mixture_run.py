@@ -1,4 +1,4 @@
-"""A mixture on its way: its schedule, its record in saved states, and how other weights take over."""
+"""A mixture in progress: its schedule, its record in saved states, and the change to other weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pagestream.loading.mixture import Mixture
 
 _BELOW = 1 << 63
-# Differences that an error lists one by one.
+# Number of differences that an error lists.
 _LISTED = 3
 
 
@@ -25,11 +25,11 @@ class _Source(NamedTuple):
 
     fingerprint: str
     weight: int
-    # It picks the order of the source, also in later mixtures that have other sources.
+    # It determines the order of the source, even in later mixtures with other sources.
     number: int
     epoch: int
     windows_consumed: int
-    # The progress of the source when these weights began.
+    # The progress of the source when these weights took effect.
     start_epoch: int
     start_windows_consumed: int
 
@@ -48,14 +48,13 @@ class _Record(NamedTuple):
 class MixtureRun:
     """The stream of a mixture from its start on.
 
-    A stream starts with all sources unread, or where it takes over from a mixture with other weights or
-    sources.
+    A stream starts with all sources unread, or continues from a mixture with other weights or sources.
 
     Args:
         mixture: The corpora, the weights and the policy.
         windows: The number of windows of each corpus.
-        start: Samples and passes before, and number, epoch and windows read of each source; None for a stream
-            that starts with nothing read.
+        start: Earlier samples and passes, and number, epoch and used windows of each source; None for a
+            stream that starts with all sources unread.
     """
 
     def __init__(
@@ -72,12 +71,12 @@ class MixtureRun:
 
     @property
     def first_epoch(self) -> int:
-        """The first epoch that is in these weights from its beginning."""
+        """The first epoch that has these weights from its beginning."""
         _, passes, places = self._start
         return passes + any(windows for _, _, windows in places)
 
     def record(self, position: int) -> dict[str, Any]:
-        """Returns the record for a state: weights, sources, and the windows used of each source."""
+        """Returns the record for a state: weights, sources, and the number of windows used of each source."""
         samples, passes, starts = self._start
         _, places = self.native.progress(position)
         weights = whole_weights(self._mixture)
@@ -98,17 +97,17 @@ class MixtureRun:
     def resumed(
         self, state: Mapping[str, Any], position: int, *, strict: bool, new_mixture: bool
     ) -> MixtureRun:
-        """Returns the run that goes on from a state.
+        """Returns the run that continues from a state.
 
         Args:
-            state: The state, other settings than those of the mixture checked.
+            state: The state. Settings other than the mixture's are already checked.
             position: Its position, in samples.
-            strict: Whether to refuse a state of another mixture. If not, the run starts with nothing read
-                before sample 0, as if it had always had these weights.
-            new_mixture: Whether to take over from another mixture, each source from where it was.
+            strict: Whether to reject a state of another mixture. If not, the run starts with all sources
+                unread at sample 0, as if it had always had these weights.
+            new_mixture: Whether to continue from another mixture, with each source at its position.
 
         Raises:
-            StateMismatchError: The state is of another mixture, or its record is no record of one.
+            StateMismatchError: The state belongs to another mixture, or its record is malformed.
         """
         record: _Record | None
         if "mixture" in state:
@@ -159,7 +158,7 @@ class MixtureRun:
         places = []
         fresh = 1 + max(source.number for source in record.sources)
         for fingerprint in fingerprints:
-            # The same corpus may be there twice.
+            # The same corpus may occur twice.
             if known[fingerprint]:
                 source = known[fingerprint].popleft()
                 places.append((source.number, source.epoch, source.windows_consumed))
@@ -170,7 +169,7 @@ class MixtureRun:
         return MixtureRun(self._mixture, self._windows, (position, passes, places))
 
     def _record_of_one_corpus(self, state: Mapping[str, Any], position: int) -> _Record | None:
-        """Returns a record for the state of a loader of one corpus; None if the corpus is not here."""
+        """Returns a record for the state of a loader of a single corpus; None if the corpus is not here."""
         for corpus, windows in zip(self._mixture.sources, self._windows, strict=True):
             if corpus.fingerprint == state.get("fingerprint"):
                 epoch, consumed = divmod(position, windows)
@@ -179,7 +178,7 @@ class MixtureRun:
         return None
 
     def _differences(self, record: _Record) -> list[str]:
-        """Returns how a record differs from this mixture, in words."""
+        """Returns the differences between a record and this mixture, in words."""
         found = []
         if record.version != _native.MIXTURE_VERSION:
             version, expected = record.version, _native.MIXTURE_VERSION
@@ -230,7 +229,7 @@ def _parsed(record: object) -> _Record:
     """Returns the record of a mixture in a state.
 
     Raises:
-        StateMismatchError: It is no record.
+        StateMismatchError: The record is malformed.
     """
     sources = record.get("sources") if isinstance(record, Mapping) else None
     if not isinstance(record, Mapping) or not isinstance(sources, Sequence) or not sources:

@@ -30,13 +30,13 @@ DropBehind = Literal["resident", "cache"]
 
 
 class _RequiredOptions(TypedDict):
-    # `Required[int]` would not be seen at run time: annotations are strings here.
+    # `Required[int]` would be invisible at run time, because annotations are strings here.
     sequence_length: int
     batch_size: int
 
 
 class StreamOptions(_RequiredOptions, total=False):
-    """All arguments but the corpus and the kind of batch."""
+    """All arguments except the corpus and the kind of batch."""
 
     order: Order
     seed: int
@@ -55,7 +55,7 @@ class StreamOptions(_RequiredOptions, total=False):
 
 
 class LoaderOptions(StreamOptions, total=False):
-    """All arguments but the corpus; `TokenLoader` documents them."""
+    """All arguments except the corpus; `TokenLoader` documents them."""
 
     target: Target
     documents: DocumentOption
@@ -66,7 +66,7 @@ class LoaderOptions(StreamOptions, total=False):
 
 
 def batch_dtype(value: object) -> Any:  # noqa: ANN401 - one of the words of `BatchDtype`
-    """Returns the word for a type of batches, given as that word or as a type of NumPy or torch."""
+    """Returns the word for a type of batches, given as this word or as a type of NumPy or torch."""
     value = dtype_name(value)
     if isinstance(value, type) and issubclass(value, np.generic):
         value = np.dtype(value)
@@ -82,7 +82,7 @@ def batch_dtype(value: object) -> Any:  # noqa: ANN401 - one of the words of `Ba
 
 
 def check_raw_dtype(dtype: object, corpora: Iterable[TokenCorpus]) -> None:
-    """Refuses ``dtype="raw"`` for corpora of different types: a batch has one."""
+    """Rejects ``dtype="raw"`` for corpora of different types, because a batch has a single type."""
     dtypes = sorted({corpus.dtype.name for corpus in corpora})
     if dtype == "raw" and len(dtypes) > 1:
         message = (
@@ -94,7 +94,7 @@ def check_raw_dtype(dtype: object, corpora: Iterable[TokenCorpus]) -> None:
 def check_documents(
     documents: object, end_token: int | None, begin_token: int | None, corpora: Iterable[TokenCorpus]
 ) -> None:
-    """Refuses a way of telling documents apart that does not exist, or that these files do not have."""
+    """Rejects an unknown way to find documents, or one that these files do not support."""
     one_of("documents", documents, get_args(DocumentOption))
     is_packed = documents == "boundaries"
     given = {"end_token": end_token, "begin_token": begin_token}
@@ -125,7 +125,7 @@ def check_documents(
 
 
 def checked_vocabulary(vocabulary: int | None, **markers: int | None) -> int | None:
-    """Returns the number of ids. Refuses a marker of documents that is not one of them."""
+    """Returns the number of ids. Rejects a document marker that is not a valid id."""
     if vocabulary is None:
         return None
     ids = at_least(1, "vocabulary", vocabulary)
@@ -140,11 +140,11 @@ def checked_vocabulary(vocabulary: int | None, **markers: int | None) -> int | N
 
 
 def check_drop_behind(drop_behind: object, corpora: Iterable[TokenCorpus]) -> None:
-    """Refuses a ``drop_behind`` that does not exist, or that would have no effect."""
+    """Rejects an unknown ``drop_behind``, or one without any effect."""
     if drop_behind is None:
         return
     one_of("drop_behind", drop_behind, _native.DROP_BEHIND)
-    # If "auto" fell back to "read", the option has an effect on another mount.
+    # If "auto" fell back to "read", the option would have an effect on another mount.
     if drop_behind == "resident" and all(
         shard.mode == "read" and shard.reason is None for corpus in corpora for shard in corpus.shards
     ):
@@ -156,7 +156,7 @@ def check_drop_behind(drop_behind: object, corpora: Iterable[TokenCorpus]) -> No
 
 
 def check_long_enough(span_tokens: int, corpora: Iterable[TokenCorpus]) -> None:
-    """Refuses corpora that are shorter than one window."""
+    """Rejects corpora that are shorter than one window."""
     for corpus in corpora:
         if len(corpus) < span_tokens:
             message = (

@@ -12,10 +12,10 @@ _POSITIONS = 1 << 63
 
 
 def require_state(state: object) -> Mapping[str, Any]:
-    """Returns the state, if it is one.
+    """Returns the state, after a check of its type.
 
     Raises:
-        StateMismatchError: It is no mapping.
+        StateMismatchError: `state` is not a mapping.
     """
     if not isinstance(state, Mapping):
         message = f"a state must be a dict from state_dict(), not {state!r}"
@@ -24,15 +24,15 @@ def require_state(state: object) -> Mapping[str, Any]:
 
 
 def saved_position(state: object, identity: Mapping[str, Any], *, strict: bool) -> int:
-    """Returns the samples that a stream had handed out when the state was taken.
+    """Returns the number of samples that a stream had handed out when the state was taken.
 
     Args:
-        state: From `TokenLoader.state_dict`.
-        identity: Settings that must be equal for a position to mean the same.
-        strict: Whether to refuse a state with another identity.
+        state: A result of `TokenLoader.state_dict`.
+        identity: Settings that must be equal for a position to have the same meaning.
+        strict: Whether to reject a state with another identity.
 
     Raises:
-        StateMismatchError: It is of another version, not of this stream, or no state at all.
+        StateMismatchError: The state has another version, belongs to another stream, or is not a state.
 
     Examples:
         >>> from pagestream.loading.state import saved_position
