@@ -35,32 +35,32 @@ __all__ = ["TokenCorpus", "TokenShard", "open_tokens"]
 
 _log = logging.getLogger("pagestream.tokens")
 
-# Files that a notebook shows.
+# Number of files that a notebook shows.
 _SHOWN = 10
 
 Format = Literal["raw", "npy", "llmc", "megatron", "datatrove"]
 TokenFiles: TypeAlias = StrPath | Sequence[StrPath] | np.memmap[Any, np.dtype[Any]]
 
-# Tokens at each end that are compared.
+# Number of tokens at each end that are compared.
 _COMPARED = 1024
 
 
 @set_module("pagestream")
 @dataclass(frozen=True)
 class TokenShard:
-    """One file of a corpus.
+    """A file of a corpus.
 
     Attributes:
-        path: Its absolute path; of a Megatron pair that of the ``.bin``.
+        path: Its absolute path; for a Megatron pair the path of the ``.bin``.
         format: ``"raw"``, ``"npy"``, ``"llmc"``, ``"megatron"`` or ``"datatrove"``.
-        tokens: How many of its tokens belong to the corpus: all, except in a `TokenCorpus.part`.
-        start: Where its first token stands on the corpus's axis.
-        mode: How it is read, as found at the first opening:
-            ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
-        reason: Why not in a better mode; None if in the first choice.
-        file_start: Tokens of the file in front of those of the corpus, in the order of its index.
-        file_tokens: How many tokens the file holds, or its Megatron index lists.
-        is_view: Whether a Megatron index changes the order of the tokens, leaves some out or repeats some.
+        tokens: Number of its tokens in the corpus: all, except in a `TokenCorpus.part`.
+        start: Position of its first token in the corpus.
+        mode: How it is read, as determined when it was first opened: ``"shared"``, ``"private"`` or
+            ``"read"``; see `MappedFile`.
+        reason: Why no better mode is in use; None for the first choice.
+        file_start: Number of tokens in the file before the corpus's tokens, in the order of its index.
+        file_tokens: Number of tokens in the file, or in its Megatron index.
+        is_view: Whether a Megatron index reorders, omits or repeats tokens.
 
     Examples:
         >>> from pagestream import open_tokens
@@ -85,17 +85,18 @@ _OpenedWith = tuple[str | None, Format | None, str]
 
 @set_module("pagestream")
 class TokenCorpus(HoldsFiles):
-    """Token files as one axis of tokens. Made by `open_tokens`.
+    """Token files as one sequence of tokens. `open_tokens` creates it.
 
-    ``len(corpus)`` is the number of tokens, ``corpus[7]`` an int, ``corpus[a:b]`` a read-only 1-d array:
-    a view of the mapping, without a copy, if the range lies in one mapped file, else a copy. A list or an
-    array of integers picks tokens, as in NumPy: ``corpus[[0, -1]]`` is a new array.
+    ``len(corpus)`` is the number of tokens, ``corpus[7]`` is an int, and ``corpus[a:b]`` is a read-only 1-d
+    array. The array is a view of the mapping, without a copy, if the range lies in one mapped file, and
+    otherwise a copy. A list or an array of integers selects tokens, as in NumPy: ``corpus[[0, -1]]`` is a new
+    array.
 
-    At most 1024 files stay open, or fewer if ``ulimit -n`` is low. Other files are opened again when they
-    are read, and must not have changed.
+    At most 1024 files stay open, or fewer if ``ulimit -n`` is low. Other files are opened again when they are
+    read, and must not have changed.
 
-    Pickling sends the paths. Unpickling opens the files again and checks the number of tokens. `part` makes a
-    corpus of some of the tokens, for example for validation.
+    Pickling stores the paths. Unpickling opens the files again and checks the number of tokens. `part`
+    returns a corpus of some of the tokens, for example for validation.
 
     Examples:
         >>> from pagestream import open_tokens
@@ -111,28 +112,28 @@ class TokenCorpus(HoldsFiles):
     _files: _native.TokenCorpus
 
     def __init__(self, files: _native.TokenCorpus, opened_with: _OpenedWith) -> None:
-        """Wraps the native object; `open_tokens` makes it."""
+        """Wraps the native object. `open_tokens` calls it."""
         self._files = files
         self._opened_with = opened_with
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The tokens' type in the files."""
+        """The type of the tokens in the files."""
         return np.dtype(self._files.dtype_name)
 
     @property
     def ndim(self) -> int:
-        """1: tokens have one dimension."""
+        """1, because tokens have one dimension."""
         return 1
 
     @property
     def shape(self) -> tuple[int]:
-        """The number of tokens, as the shape of an array."""
+        """The number of tokens, in the form of an array's shape."""
         return (len(self),)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tokens in the files, without headers and indexes."""
+        """Size of the tokens in the files in bytes, without headers and indexes."""
         return len(self) * self.dtype.itemsize
 
     @property
@@ -142,33 +143,33 @@ class TokenCorpus(HoldsFiles):
 
     @property
     def documents(self) -> Documents | None:
-        """The documents as a sequence of arrays; None where the format does not record them.
+        """The documents as a sequence of arrays; None if the format does not record them.
 
-        Megatron's files do, and datatrove's if each has its ``.index``.
+        Megatron's files record them, and datatrove's do if each has its ``.index``.
         """
         return None if self._files.document_count is None else Documents(self, self._files)
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that stay the same as long as the data do.
+        """16 hexadecimal digits that stay the same as long as the data does.
 
-        They cover the type, the format, and for each file in order its size, its number of tokens, 1024
-        bytes of tokens from its beginning, middle and end, and size and end of the index of its documents.
-        For a reordered Megatron index they cover the whole order, and for a `part` its first token. They
-        ignore paths and times. Each file is read at three places at the first call. A change between those
-        places that keeps all sizes is not seen.
+        They cover the type and the format. For each file in order, they cover its size, its number of tokens,
+        1024 bytes of tokens from its beginning, middle and end, and the size and end of the index of its
+        documents. For a reordered Megatron index they cover the whole order, and for a `part` its first
+        token. They ignore paths and times. The first call reads each file at three places. A change between
+        those places that keeps all sizes is not detected.
 
         Raises:
-            FileChangedError: A file is no longer the one that was opened.
+            FileChangedError: A file is no longer the file that was opened.
             MappedReadError: A file's storage failed.
         """
         return f"{self._files.fingerprint():016x}"
 
     def __len__(self) -> int:
-        """The number of tokens."""
+        """Returns the number of tokens."""
         return self._files.tokens
 
-    # Arrays first: to type checkers they are integers, too, because those of no dimension are.
+    # Arrays come first: type checkers also consider them integers, because zero-dimensional arrays are.
     @overload
     def __getitem__(  # type: ignore[overload-overlap]
         self, index: slice | list[int] | npt.NDArray[np.integer[Any]]
@@ -178,12 +179,12 @@ class TokenCorpus(HoldsFiles):
     def __getitem__(
         self, index: SupportsIndex | slice | list[int] | npt.NDArray[np.integer[Any]]
     ) -> int | npt.NDArray[Any]:
-        """Returns one token as an int, a slice as a read-only array, or the tokens of a list or an array.
+        """Returns a token as an int, a slice as a read-only array, or the tokens at several indices.
 
         Raises:
-            IndexError: A token outside the corpus.
-            TypeError: Not an integer, a slice, or a list or an array of integers.
-            MappedReadError: A file was cut or its storage failed.
+            IndexError: A token lies outside the corpus.
+            TypeError: The index is not an integer, a slice, or a list or an array of integers.
+            MappedReadError: A file was truncated, or its storage failed.
         """
         if isinstance(index, slice):
             picked = range(*index.indices(len(self)))
@@ -224,18 +225,18 @@ class TokenCorpus(HoldsFiles):
         return copy
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Copies tokens ``[start, stop)`` out.
+        """Copies tokens ``[start, stop)``.
 
         Args:
             start: The first token.
-            stop: One after the last.
+            stop: The token after the last one.
 
         Returns:
-            A 1-d array of `dtype` that is the caller's own.
+            A 1-d array of `dtype`, which belongs to the caller.
 
         Raises:
             IndexError: The range does not lie inside the corpus.
-            MappedReadError: A file was cut or its storage failed.
+            MappedReadError: A file was truncated, or its storage failed.
             FileChangedError: A file was rewritten since it was opened.
 
         Examples:
@@ -251,25 +252,25 @@ class TokenCorpus(HoldsFiles):
         return out
 
     def part(self, start: float, stop: float) -> TokenCorpus:
-        """Returns tokens ``[start, stop)`` as a corpus of its own, for example to hold out validation data.
+        """Returns tokens ``[start, stop)`` as a separate corpus, for example to hold out validation data.
 
-        Loaders, datasets and mixtures take it like any other corpus. No window reaches into another part,
-        not even by its target. The part reads through the open files of this corpus. If the files record
-        documents, their index is read, and a document that crosses an end is cut there. Unlike
-        ``corpus[a:b]``, an array, a part has shards and documents.
+        Loaders, datasets and mixtures accept it like any other corpus. No window reaches into another part,
+        not even with its target. The part reads through the open files of this corpus. If the files record
+        documents, their index is read, and a document that crosses an end is cut there. Unlike the array
+        ``corpus[a:b]``, a part has shards and documents.
 
-        Close the part and the corpus separately, in any order. The files close with the last of them.
+        Close the part and the corpus separately, in any order. The last one closes the files.
 
         Args:
             start: The first token, as an int. If `start` or `stop` is a float, both are fractions of the
                 corpus from 0 to 1, rounded to the nearest token: ``part(0, 0.9)``, ``part(0.9, 1)``.
-            stop: One after the last token, or a fraction.
+            stop: The token after the last one, or a fraction.
 
         Returns:
             The part. Its tokens are counted from 0.
 
         Raises:
-            ValueError: The part is not inside the corpus, a fraction is not from 0 to 1, or the corpus is
+            ValueError: The part is not inside the corpus, a fraction is not between 0 and 1, or the corpus is
                 closed.
             FormatError: The index of the documents is damaged.
             OSError: The index cannot be read.
@@ -286,16 +287,16 @@ class TokenCorpus(HoldsFiles):
         return TokenCorpus(self._files.part(*part_range(start, stop, len(self))), self._opened_with)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: FBT001 - NumPy's protocol
-        """All tokens as an array, for ``np.asarray(tokens)``: read natively, not token by token.
+        """Returns all tokens as an array, for ``np.asarray(tokens)``: read natively, not token by token.
 
         Args:
-            dtype: Another type to convert to; None for that of the files.
-            copy: None or True for an array of the caller's own. False for a read-only view without a copy,
-                which exists for one mapped file only.
+            dtype: Another type to convert to; None for the files' type.
+            copy: None or True for an array that belongs to the caller. False for a read-only view without a
+                copy, which exists only for a single mapped file.
 
         Raises:
-            ValueError: ``copy=False``, and a copy is needed.
-            MappedReadError: A file was cut or its storage failed.
+            ValueError: ``copy=False`` is given, but a copy is needed.
+            MappedReadError: A file was truncated, or its storage failed.
 
         Examples:
             >>> import numpy as np
@@ -313,14 +314,14 @@ class TokenCorpus(HoldsFiles):
         return self.read(0, len(self)).astype(wanted, copy=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles paths and the arguments of opening."""
+        """Pickles the paths and the arguments of opening."""
         shards = self.shards
         files = [(shard.path, shard.file_tokens) for shard in shards]
         first = shards[0].file_start
         return _open_again, (files, (first, first + len(self)), *self._opened_with)
 
     def __repr__(self) -> str:
-        """Returns size, type and files; equal for corpora of the same files."""
+        """Shows size, type and files. Corpora of the same files have equal texts."""
         shards = self.shards
         files = shards[0].path
         if len(shards) > 1:
@@ -334,7 +335,7 @@ class TokenCorpus(HoldsFiles):
         return f"<{type(self).__name__} {len(self)} {self.dtype} tokens in {files}>"
 
     def _repr_html_(self) -> str:
-        """Returns size, type and the first files, for notebooks."""
+        """Shows size, type and the first files, for notebooks."""
         shards, documents = self.shards, self.documents
         title = f"{type(self).__name__}: {count(len(self), 'token')} of {self.dtype}, {shards[0].format}"
         if documents is not None:
@@ -362,7 +363,7 @@ def _open(paths: Sequence[StrPath], opened_with: _OpenedWith) -> TokenCorpus:
     corpus = TokenCorpus(
         _native.TokenCorpus([os.fsencode(path) for path in paths], *opened_with), opened_with
     )
-    # The facts of thousands of files are gathered only for a log that is read.
+    # Gather the facts of thousands of files only if the log needs them.
     if _log.isEnabledFor(logging.INFO):
         for shard in corpus.shards:
             environment.log_opening(shard.path, shard.mode, shard.reason)
@@ -386,7 +387,7 @@ def _open_memmap(array: npt.NDArray[Any], mode: Mode) -> TokenCorpus:
 
 
 def native_corpus(corpus: TokenCorpus) -> _native.TokenCorpus:
-    """Returns the native object of a corpus, for the packages of `pagestream` that gather from it."""
+    """Returns the native object of a corpus, for the `pagestream` packages that gather from it."""
     return corpus._files  # noqa: SLF001 - this module's own
 
 
@@ -414,46 +415,46 @@ def open_tokens(
     format: Format | None = None,
     mmap_mode: Mode | None = None,
 ) -> TokenCorpus:
-    """Opens token files as one axis of tokens.
+    """Opens token files as one sequence of tokens.
 
-    Only headers and the sequences of Megatron indexes are read; no index is built.
+    It reads only headers and the sequences of Megatron indexes, and builds no index.
 
     Args:
-        path: A file; a pattern (``"data/*.bin"``, also ``**``); a directory, which means every token file
-            in it, side files aside, but not those in its subdirectories; or a list of files, which is
-            taken in its order and names neither directories nor patterns. Files of a pattern or directory
-            are taken in natural order (2 before 10). All must agree in format and type. A Megatron pair is
-            named by its ``.idx``, its ``.bin`` or their common stem; its tokens are those of the sequences in
-            the index, in that order. A directory with files of several splits, for example ``train.bin`` and
-            ``val.bin``, or ``c4.bin`` and ``c4_val.bin``, is refused. A pattern that matches several splits
-            gets a warning. A leading ``~`` is the home directory.
-            Or a one-dimensional ``numpy.memmap``, or a slice of one without a step: its file is opened again
-            by its path, as a raw file of the array's type, and the corpus has the array's part of it. Other
-            arrays are refused, because tokens are read from files.
-        dtype: The tokens' type. None means the type in the header, or ``uint16`` for raw
-            files, which do not say. One that disagrees with a header is refused, and so is a raw file that
-            shows another width; ``format="raw"`` and `dtype` together insist.
-        format: ``"raw"`` (tokens and nothing else), ``"npy"`` (NumPy, one-dimensional), ``"llmc"`` (llm.c
-            and modded-nanogpt), ``"megatron"`` (``.idx`` and ``.bin``) or ``"datatrove"`` (``.ds``). None
-            tells by the file's first bytes, then by the files next to it, and else takes it as raw: so are
-            the headerless ``.npy`` files of OLMo and dolma.
-        mmap_mode: How to open; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
+        path: A file; a pattern (``"data/*.bin"``, also ``**``); a directory, which stands for every token
+            file in it except side files, but not in its subdirectories; or a list of files, which keeps its
+            order and contains neither directories nor patterns. The files of a pattern or directory are in
+            natural order (2 before 10). All must agree in format and type. A Megatron pair is named by its
+            ``.idx``, its ``.bin`` or their common stem; its tokens are the sequences in the index, in the
+            index's order. A directory with files of several splits, for example ``train.bin`` and
+            ``val.bin``, or ``c4.bin`` and ``c4_val.bin``, is rejected. A pattern that matches several splits
+            causes a warning. A leading ``~`` is the home directory. `path` may also be a one-dimensional
+            ``numpy.memmap``, or a slice of one without a step. Its file is opened again by its path, as a raw
+            file of the array's type, and the corpus has the array's part of it. Other arrays are rejected,
+            because tokens are read from files.
+        dtype: The type of the tokens. None means the type in the header, or ``uint16`` for raw files, which
+            have no header. A type that contradicts a header is rejected, and so is a raw file that shows
+            another width. ``format="raw"`` and `dtype` together override this.
+        format: ``"raw"`` (only tokens), ``"npy"`` (NumPy, one-dimensional), ``"llmc"`` (llm.c and
+            modded-nanogpt), ``"megatron"`` (``.idx`` and ``.bin``) or ``"datatrove"`` (``.ds``). None decides
+            by the file's first bytes, then by the files next to it, and otherwise means raw. The headerless
+            ``.npy`` files of OLMo and dolma are also raw.
+        mmap_mode: How to open the files; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
 
     Returns:
         The corpus.
 
     Raises:
-        FileNotFoundError: No such file, no match, or no token files in the directory.
+        FileNotFoundError: There is no such file, no match, or no token file in the directory.
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
-        FormatError: A file is not of its format; the message says what was found.
-        ValueError: An empty list, an unknown word, or a directory with files of several splits; or a memmap
-            whose tokens are not those of its file (mode ``"c"``), or that has a step.
-        TypeError: Not a path, a sequence of paths, or a memmap of one dimension.
-        FileChangedError: The path of a memmap leads to other tokens now.
+        FormatError: A file does not have its format; the message says what was found.
+        ValueError: A list is empty, a word is unknown, or a directory has files of several splits; or a
+            memmap has tokens that differ from its file's (mode ``"c"``), or has a step.
+        TypeError: `path` is not a path, a sequence of paths, or a memmap of one dimension.
+        FileChangedError: The path of a memmap now leads to other tokens.
 
     Warns:
         UserWarning: A pattern matches files of several splits, or a Megatron index lists only the beginning
-            of its ``.bin``, or has a sequence that begins inside the sequence before it.
+            of its ``.bin``, or has a sequence that begins inside the previous sequence.
 
     Examples:
         >>> from pagestream import open_tokens

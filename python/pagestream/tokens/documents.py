@@ -15,7 +15,7 @@ from pagestream._common.public import set_module
 
 __all__ = ["Documents"]
 
-# Documents whose bounds are looked up at once while iterating.
+# Number of documents whose bounds are looked up at once during iteration.
 _BLOCK = 4096
 
 
@@ -28,13 +28,13 @@ class _Corpus(Protocol):
 
 @set_module("pagestream")
 class Documents(Sequence["npt.NDArray[Any]"]):
-    """The documents of a corpus, in order: a sequence of 1-d arrays. Made by `TokenCorpus.documents`.
+    """The documents of a corpus, in order: a sequence of 1-d arrays. `TokenCorpus.documents` creates it.
 
-    Nothing is loaded: where a document begins is looked up in the files that record it, and checked.
-    Documents do not cross files. A slice gives a list.
+    No table is loaded: the start of each document is looked up in the files that record it, and checked.
+    Documents do not cross files. A slice returns a list.
 
-    In Megatron's format a document is a run of sequences. What datatrove records are the ends of
-    documents, and of chunks too if the file was shuffled in chunks.
+    In Megatron's format a document is a run of sequences. datatrove records the ends of documents, and also
+    of chunks if the file was shuffled in chunks.
 
     Examples:
         >>> import numpy as np
@@ -49,19 +49,19 @@ class Documents(Sequence["npt.NDArray[Any]"]):
     __slots__ = ("_corpus", "_length", "_record")
 
     def __init__(self, corpus: _Corpus, record: _native.TokenCorpus) -> None:
-        """Takes a corpus, and the record of its documents."""
+        """Keeps a corpus, and the record of its documents."""
         self._corpus = corpus
         self._record = record
         self._length = record.document_count or 0
 
     @property
     def starts(self) -> npt.NDArray[np.uint64]:
-        """Where each document begins on the corpus's axis, and at last where the last one ends.
+        """The position of each document's first token, followed by the end of the last document.
 
-        Looked up at each call: keep it if it is needed more than once.
+        Each access looks them up: keep the result if you need it more than once.
 
         Raises:
-            FormatError: The index is damaged; names the file, the document and what was found.
+            FormatError: The index is damaged; the error names the file, the document and the bad value.
         """
         return self._bounds(0, self._length)
 
@@ -71,7 +71,7 @@ class Documents(Sequence["npt.NDArray[Any]"]):
         return bounds
 
     def __len__(self) -> int:
-        """The number of documents."""
+        """Returns the number of documents."""
         return self._length
 
     @overload
@@ -79,7 +79,7 @@ class Documents(Sequence["npt.NDArray[Any]"]):
     @overload
     def __getitem__(self, index: slice) -> list[npt.NDArray[Any]]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-        """One document as a read-only array, or several as a list.
+        """Returns a document as a read-only array, or several as a list.
 
         Raises:
             IndexError: There is no such document.
@@ -99,5 +99,5 @@ class Documents(Sequence["npt.NDArray[Any]"]):
                 yield self._corpus[start:stop]
 
     def __repr__(self) -> str:
-        """Returns the number of documents and the corpus."""
+        """Shows the number of documents and the corpus."""
         return f"<{type(self).__name__}: {self._length} of {self._corpus!r}>"

@@ -1,4 +1,4 @@
-"""`numpy.memmap` arrays of tokens: the file of one, and its range in there."""
+"""`numpy.memmap` arrays of tokens: finds the file of an array, and its range in the file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _REMEDY = "pass the path to open_tokens, with dtype="
 
 
 def file_range(array: npt.NDArray[Any]) -> tuple[str, int, int]:
-    """Returns the path of an array's file, and the array's range in there, counted in its elements.
+    """Returns the path of an array's file, and the array's range in the file, in elements.
 
     Raises:
         TypeError: The array is not a memmap of its file, or not one-dimensional.
-        ValueError: The file cannot be read in its place: the array has a step, or its own changes.
+        ValueError: The file cannot replace the array: the array has a step, or its own changes.
     """
-    # Results of arithmetic are of the class memmap, too, but without a mapping.
+    # Results of arithmetic also have the class memmap, but no mapping.
     mapping = getattr(array, "_mmap", None)
     if not isinstance(array, np.memmap) or mapping is None:
         message = f"tokens are read from files, and this array of shape {array.shape} is in memory; {_WRITE}"
@@ -36,7 +36,7 @@ def file_range(array: npt.NDArray[Any]) -> tuple[str, int, int]:
             reason = 'has mode "c", so that its changes are not in the file'
         message = f"the tokens of this memmap cannot be read from its file, because it {reason}; {_REMEDY}"
         raise ValueError(message)
-    # A slice has the `offset` of the array that it was cut from, which tells where the mapping begins.
+    # A slice keeps the `offset` of the original array, which determines where the mapping begins.
     begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     begin += _address(array) - _address(np.frombuffer(mapping, np.uint8))
     first, rest = divmod(begin, array.itemsize)

@@ -9,16 +9,16 @@ import numpy as np
 
 
 def part_range(start: float, stop: float, tokens: int) -> tuple[int, int]:
-    """Returns the first token of a part and the one after its last.
+    """Returns the first token of a part, and the token after its last one.
 
     Args:
         start: See `TokenCorpus.part`.
         stop: See `TokenCorpus.part`.
-        tokens: Tokens of the whole.
+        tokens: Number of tokens in the whole corpus.
 
     Raises:
-        ValueError: The part does not lie within the whole, or its ends are of two kinds.
-        TypeError: An end is no number.
+        ValueError: The part does not lie within the corpus, or only one of its ends is a fraction.
+        TypeError: An end is not a number.
     """
     places = (start, stop)
     if any(isinstance(place, (float, np.floating)) for place in places):
@@ -29,7 +29,7 @@ def part_range(start: float, stop: float, tokens: int) -> tuple[int, int]:
                     f"for tokens, pass integers up to {tokens}"
                 )
                 raise ValueError(message)
-        # Exact, so that equal fractions of two parts meet at the same token.
+        # Exact arithmetic, so that equal fractions of two parts meet at the same token.
         first, after = (round(Fraction(float(place)) * tokens) for place in places)
     else:
         first, after = (operator.index(place) for place in places)  # type: ignore[arg-type]

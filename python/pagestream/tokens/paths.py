@@ -1,4 +1,4 @@
-"""Token files from a path, a pattern, a directory or a list."""
+"""Finds token files from a path, a pattern, a directory or a list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Suffixes of token files. Other files of a directory are ignored.
 TOKEN_SUFFIXES = (".bin", ".npy", ".ds", ".idx", ".raw", ".tok", ".tokens", ".u16", ".u32", ".mds")
 
-# Files next to token files that hold no tokens, among them the indices that Megatron caches.
+# Files next to token files that contain no tokens, for example the indices that Megatron caches.
 _SIDE_FILE = re.compile(
     r"\.ds\.(index|metadata|loss)$|\.(json|jsonl|pkl|csv|csv\.gz|txt|md|log|ya?ml)$"
     r"|-(document|sample|shuffle|dataset|dataset_sample)_index\.npy$",
@@ -33,16 +33,16 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
     """Returns the files in order.
 
     Args:
-        path: A file (or the stem of a Megatron pair), a pattern or a directory; or a list of files,
-            which is taken as it is.
+        path: A file (or the stem of a Megatron pair), a pattern or a directory; or a list of files, which is
+            used as it is.
 
     Returns:
-        Their paths. Those of a pattern or a directory are in natural order: ``shard2`` before ``shard10``.
+        Their paths. For a pattern or a directory they are in natural order: ``shard2`` before ``shard10``.
 
     Raises:
-        TypeError: Neither a path nor a sequence.
-        ValueError: A list with both files of a Megatron pair.
-        FileNotFoundError: A pattern that nothing matches, or a directory without token files.
+        TypeError: `path` is neither a path nor a sequence.
+        ValueError: A list contains both files of a Megatron pair.
+        FileNotFoundError: A pattern matches nothing, or a directory has no token files.
         OSError: The directory cannot be listed.
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
@@ -66,7 +66,7 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
 
 def _in_directory(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
-        # A link that leads nowhere is kept: the corpus would lack its file without a word.
+        # Keep a dangling link, because otherwise the corpus would silently lack its file.
         files = {entry.name: entry.path for entry in entries if entry.is_file() or _is_dangling(entry)}
     found = [
         path
@@ -93,7 +93,7 @@ def _is_dangling(entry: os.DirEntry[str]) -> bool:
 
 
 def _refuse_halves(paths: set[str]) -> None:
-    """Refuses a list that names a Megatron pair by both files, for example one made by ``glob``."""
+    """Rejects a list that names a Megatron pair by both files, for example a result of ``glob``."""
     for path in sorted(paths):
         if path.endswith(".idx") and f"{path[:-4]}.bin" in paths:
             message = (

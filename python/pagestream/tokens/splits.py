@@ -34,15 +34,15 @@ _WORD = re.compile(rf"(?<![a-z])({'|'.join(_SPLITS)})(?![a-z])", re.IGNORECASE)
 
 
 def check_splits(path: StrPath | Sequence[StrPath], files: Sequence[StrPath]) -> None:
-    """Refuses a folder with files of several splits, and warns of such a pattern. A list may mix them.
+    """Rejects a folder with files of several splits, and warns about such a pattern. A list may mix them.
 
     Args:
         path: The argument that names the files.
         files: The files.
 
     Raises:
-        ValueError: The path is a folder with files of two or more of training, validation and test, or with
-            files of validation or test and files whose names say nothing.
+        ValueError: The path is a folder with files of two or more of training, validation and test; or with
+            files of validation or test and files whose names show no split.
     """
     if not isinstance(path, (str, bytes, os.PathLike)) or (mixture := mixture_at(path, files)) is None:
         return
@@ -57,7 +57,7 @@ def check_splits(path: StrPath | Sequence[StrPath], files: Sequence[StrPath]) ->
 
 
 def mixture_at(path: StrPath, files: Sequence[StrPath]) -> tuple[str, str] | None:
-    """Returns the splits that a folder or a pattern mixes, and a remedy; None if there is one split at most.
+    """Returns the splits that a folder or a pattern mixes, and a remedy; None if there is at most one split.
 
     Args:
         path: The folder or the pattern.
@@ -74,28 +74,28 @@ def mixture_at(path: StrPath, files: Sequence[StrPath]) -> tuple[str, str] | Non
 
 
 def _mixed(paths: list[str]) -> tuple[list[str], str]:
-    """Returns a word of each split, and the splits with the number of files; nothing if no mixture."""
-    # Words with which all paths begin, folders among them, say nothing about one file.
+    """Returns a word for each split, and the splits with their numbers of files. Empty without a mixture."""
+    # Words at the beginning of all paths, including folders, say nothing about a single file.
     begin = len(os.path.commonprefix(paths).rstrip(string.ascii_letters))  # noqa: RUF071 - within names, too
     names = [path[begin:] for path in paths]
-    # Most names have no word of a split that is held out. This shows it in a tenth of the time.
+    # Most names contain no word for a held-out split. This check finds that out in a tenth of the time.
     joined = "\n".join(names).lower()
     if not any(word in joined for word in _HELD_OUT):
         return [], ""
     found = [{word.lower(): word for word in _WORD.findall(name)} for name in names]
-    # A word that is in every name says nothing either, for example "test" in test_train.bin and test_val.bin.
+    # A word in every name also says nothing, for example "test" in test_train.bin and test_val.bin.
     shared = set(found[0]).intersection(*found)
     words: dict[str, str] = {}
     counts = dict.fromkeys(_SPLITS.values(), 0)
     for file in found:
         own = {_SPLITS[word]: file[word] for word in file if word not in shared}
-        # A name with words of several splits, for example "train_test_split.bin", belongs to none.
+        # A name with words of several splits, for example "train_test_split.bin", belongs to none of them.
         if len(own) == 1:
             ((split, word),) = own.items()
             words.setdefault(split, word)
             counts[split] += 1
     told = [f"{split} ({number})" for split, number in counts.items() if number]
-    # Next to files that are held out, files that say nothing are probably for training.
+    # Next to held-out files, files whose names show no split are probably for training.
     if others := len(paths) - sum(counts.values()):
         told.append(f"others ({others})")
     if not words.keys() - {"training"} or len(told) == 1:

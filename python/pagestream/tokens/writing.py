@@ -1,4 +1,4 @@
-"""`write_tokens`: token files that other projects read."""
+"""`write_tokens`: writes token files for other projects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pagestream._common.types import StrPath
 
 __all__ = ["write_tokens"]
 
-# Tokens that are checked, converted and written at a time.
+# Number of tokens checked, converted and written at a time.
 _CHUNK_TOKENS = 1 << 20
 _INT32_MAX = (1 << 31) - 1
 
@@ -41,35 +41,35 @@ def write_tokens(
     documents: Sequence[int] | npt.NDArray[Any] | None = None,
     progress: Progress = False,
 ) -> int:
-    """Writes tokens to a file, streaming: memory does not grow with the number of tokens.
+    """Writes tokens to a file as a stream: memory does not grow with the number of tokens.
 
-    The file appears whole or not at all: it is written under another name in the same directory, flushed
-    to the disk (fsync), and renamed. On an error or Ctrl-C nothing is left behind. Symbolic links are
-    followed. A file that takes the place of another gets its permissions.
+    The file appears either complete or not at all. It is written under another name in the same directory,
+    flushed to the disk (fsync), and renamed. An error or Ctrl-C leaves nothing behind. Symbolic links are
+    followed. A file that replaces another gets its permissions.
 
     Args:
-        path: The file, where a leading ``~`` is the home directory. For ``"megatron"`` the ``.bin``, the
-            ``.idx``, or their common stem; the ``.idx`` is renamed last, and an old one removed before: there
-            is never one that belongs to other tokens.
-        arrays: A 1-d array of integers; or an iterable of integers, such as the list that a tokenizer
+        path: The file. A leading ``~`` is the home directory. For ``"megatron"`` the ``.bin``, the ``.idx``,
+            or their common stem. The ``.idx`` is renamed last, and an old one is removed before, so that an
+            index never belongs to other tokens.
+        arrays: A 1-d array of integers; or an iterable of integers, for example the list that a tokenizer
             returns; or an iterable of arrays or lists, which are written one after another.
-        dtype: The tokens' type in the file. A value that does not fit is refused, never wrapped.
-        format: ``"raw"`` (tokens and nothing else), ``"npy"`` (NumPy), ``"llmc"`` (llm.c and
-            modded-nanogpt: ``uint16``, or ``uint32`` as for Llama 3), or ``"megatron"``
-            (``.idx`` and ``.bin``).
-        documents: For ``"megatron"`` alone: where documents begin, in tokens, and at last the number of
-            tokens, as `Documents.starts` has it. None means that each array is a document, and an iterable of
-            integers is one.
-        progress: True for a bar, or a callable that gets the bytes written and the bytes in all (0 where
-            ``arrays`` is an iterable whose size is not known).
+        dtype: The type of the tokens in the file. A value that does not fit is rejected, never wrapped.
+        format: ``"raw"`` (only tokens), ``"npy"`` (NumPy), ``"llmc"`` (llm.c and modded-nanogpt: ``uint16``,
+            or ``uint32`` as for Llama 3), or ``"megatron"`` (``.idx`` and ``.bin``).
+        documents: Only for ``"megatron"``: the first token of each document, followed by the number of
+            tokens, as in `Documents.starts`. None means that each array is a document, and that an iterable
+            of integers is a single document.
+        progress: True for a progress bar, or a callable that gets the bytes written and the total bytes (0 if
+            ``arrays`` is an iterable of unknown size).
 
     Returns:
         The number of tokens.
 
     Raises:
-        ValueError: A token does not fit in ``dtype``, ``documents`` do not match the tokens, or there are
+        ValueError: A token does not fit into ``dtype``, ``documents`` do not match the tokens, or there are
             more tokens than the format can count (llm.c: 2**31 - 1).
-        TypeError: Not 1-d arrays of integers, or ``bytes``, which do not say how wide a token is.
+        TypeError: `arrays` are not 1-d arrays of integers; or they are ``bytes``, which do not show the width
+            of a token.
         OSError: The file cannot be written; with ``errno`` and ``filename``.
 
     Examples:
@@ -96,7 +96,7 @@ def write_tokens(
 
 
 class _Stream:
-    """Documents, each an iterable of arrays, checked and in the type of the file, chunk by chunk."""
+    """Documents, each an iterable of arrays, checked and converted to the file's type chunk by chunk."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Stream:
         self._report = report
 
     def write_to(self, file: IO[bytes], limit: int | None = None) -> Iterator[int]:
-        """Writes the documents and yields each one's length."""
+        """Writes the documents, and yields the length of each."""
         for number, arrays in enumerate(self._documents):
             begin = self.tokens
             for given in arrays:
@@ -167,7 +167,7 @@ def _write_megatron(path: StrPath, stream: _Stream, bounds: npt.NDArray[np.int64
 
 
 class _MegatronIndex:
-    """The arrays of an ``.idx``, which lie in scratch files until their lengths are known."""
+    """The arrays of an ``.idx``, stored in scratch files until their lengths are known."""
 
     def __init__(self, lengths: IO[bytes], documents: IO[bytes]) -> None:
         self._lengths = lengths
@@ -176,10 +176,10 @@ class _MegatronIndex:
         self._count = 0
 
     def add(self, length: int) -> None:
-        """One document."""
+        """Adds a document."""
         self._documents.write(self._sequences.to_bytes(8, "little"))
         self._count += 1
-        # A sequence's length is an int32; a longer document has several.
+        # A sequence's length is an int32, so a longer document has several sequences.
         rest = length
         while True:
             sequence = min(rest, _INT32_MAX)
@@ -231,8 +231,9 @@ def _token_dtype(dtype: npt.DTypeLike, format: str) -> np.dtype[Any]:
 
 
 def _each_document(arrays: npt.ArrayLike | Iterable[npt.ArrayLike]) -> Iterable[Iterable[Any]]:
-    """Returns the arrays of each document. Each array is a document, and so are all numbers together."""
-    # An array, or an object that becomes one (a tensor), is one array; iterating it would give numbers.
+    """Returns the arrays of each document. Each array is a document, and all numbers together are one."""
+    # An array, or an object that converts to one (a tensor), is a single array; iterating it would yield
+    # numbers.
     if isinstance(arrays, np.ndarray) or hasattr(arrays, "__array__"):
         return [[arrays]]
     if isinstance(arrays, (bytes, bytearray, memoryview)):
@@ -251,13 +252,13 @@ def _each_document(arrays: npt.ArrayLike | Iterable[npt.ArrayLike]) -> Iterable[
 
 
 def _lists(numbers: Iterator[Any]) -> Iterator[list[Any]]:
-    """Yields numbers in lists of one chunk each, so that an endless supply takes bounded memory."""
+    """Yields numbers in lists of one chunk each, so that an endless iterator takes limited memory."""
     while chunk := [*itertools.islice(numbers, _CHUNK_TOKENS)]:
         yield chunk
 
 
 def _is_number(item: object) -> bool:
-    # Strings are scalars as well. As numbers they get the better error.
+    # Strings are also scalars. Treated as numbers, they get the better error.
     return np.isscalar(item) or getattr(item, "ndim", None) == 0
 
 
@@ -278,7 +279,7 @@ def _checked(given: npt.ArrayLike, number: int) -> npt.NDArray[Any]:
         )
         raise TypeError(message)
     if array.dtype.kind not in "iu" and array.size:
-        # Integers beyond 64 bits: they do not fit in any type, and the caller says so.
+        # Integers beyond 64 bits fit into no type. The caller reports this.
         if isinstance(given, list) and all(type(token) is int for token in given):
             return np.array(given, object)
         message = f"array {number} is of type {array.dtype}; tokens are integers"
@@ -292,7 +293,7 @@ def _refuse_what_does_not_fit(chunk: npt.NDArray[Any], dtype: np.dtype[Any], num
     info = np.iinfo(dtype)
     if int(chunk.min()) >= int(info.min) and int(chunk.max()) <= int(info.max):
         return
-    # Compared as Python's integers: NumPy has no common type of int64 and uint64.
+    # Compare as Python integers, because NumPy has no common type for int64 and uint64.
     position = next(at for at, token in enumerate(chunk.tolist()) if not info.min <= token <= info.max)
     message = (
         f"token {first + position} of array {number} is {chunk[position]}, which does not fit in "
