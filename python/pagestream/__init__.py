@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pagestream._common.interpreters import require_supported
 
-# Before the native module: it stays in the process once it is loaded.
+# Call it before importing the native module, which stays in the process once loaded.
 require_supported()
 
 from pagestream import errors  # noqa: E402
@@ -63,8 +63,9 @@ __all__ = [
     "write_tokens",
 ]
 
-# The module of each name, imported when the name is first used (https://peps.python.org/pep-0562/): a
-# program that loads weights does not wait for the imports of tokens, and `import pagestream` not for NumPy's.
+# The module of each name. A module is imported when its name is first used
+# (https://peps.python.org/pep-0562/), so that a program that loads weights does not wait for the imports of
+# tokens, and `import pagestream` does not wait for NumPy.
 _HOMES = {
     "Batch": "pagestream.loading.batches",
     "Checkpoint": "pagestream.weights.checkpoint",
@@ -90,13 +91,13 @@ _HOMES = {
     "write_tokens": "pagestream.tokens.writing",
 }
 
-# Public modules, imported when they are first used: `import pagestream` is enough for `pagestream.torch`.
+# Public modules, imported on first use: for example, `import pagestream` is enough for `pagestream.torch`.
 _MODULES = ("errors", "safetensors", "torch")
 
 environment.apply()
 
 
-if not TYPE_CHECKING:  # for type checkers a name that is not here is an error
+if not TYPE_CHECKING:  # for type checkers, a name that is missing here is an error
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:

@@ -1,4 +1,4 @@
-"""``python -m pagestream``: the command of the shell."""
+"""``python -m pagestream``: the shell command."""
 
 from pagestream.cli import main
 

@@ -1,8 +1,8 @@
-"""The exceptions that pagestream raises beside Python's own.
+"""The exceptions that pagestream raises in addition to Python's own.
 
-A plain `OSError` (``FileNotFoundError``, ``PermissionError``, ``IsADirectoryError``, …) carries
-``errno`` and ``filename`` and is raised when a file cannot be opened or mapped. The classes here
-are for failures that Python has no class for, such as a file that changed while it was open.
+If a file cannot be opened or mapped, a plain `OSError` (``FileNotFoundError``, ``PermissionError``,
+``IsADirectoryError``, …) with ``errno`` and ``filename`` is raised. The classes in this module are for
+failures without a Python class, for example a file that changed while it was open.
 
 Examples:
     >>> import pagestream
@@ -50,15 +50,15 @@ class FormatError(PagestreamError, ValueError):
 
 
 class ChecksumError(FormatError):
-    """Bytes of a checkpoint do not have their checksum, or have none although that was asked for.
+    """Bytes of a checkpoint do not match their checksum, or have none although one was required.
 
     Attributes:
-        path: The file; that of the checksums if these cannot be understood.
-        name: The tensor; None for the header, the whole file and the file of the checksums.
-        offset: Where its bytes begin in the file; None where that cannot be told.
-        expected: The checksum that the bytes should have, in hexadecimal digits; or the size of the file in
-            bytes. None if no checksum is known.
-        found: What was found instead.
+        path: The file; or the checksum file if that is malformed.
+        name: The tensor; None for the header, the whole file and the checksum file.
+        offset: The offset of its bytes in the file; None if it is unknown.
+        expected: The expected checksum, in hexadecimal digits; or the expected size of the file in bytes.
+            None if no checksum is known.
+        found: The actual checksum or size.
 
     Examples:
         >>> from pagestream.errors import ChecksumError, FormatError
@@ -84,12 +84,12 @@ class StateMismatchError(PagestreamError, ValueError):
 
 
 class RankError(PagestreamError, RuntimeError):
-    """Another rank of a job that loads together has failed, and so this one cannot go on.
+    """Another rank of a joint load has failed, so this rank cannot continue.
 
     Attributes:
-        rank: The rank in the process group; None where the group's store cannot be reached.
-        told: What happened there.
-        is_gone: Whether the rank takes part in nothing any more: it was killed, or is stopped.
+        rank: The rank in the process group; None if the group's store cannot be reached.
+        told: A description of the failure.
+        is_gone: Whether the rank no longer takes part: it was killed, or is stopped.
 
     Examples:
         >>> from pagestream.errors import RankError
@@ -98,23 +98,23 @@ class RankError(PagestreamError, RuntimeError):
     """
 
     def __init__(self, rank: int | None, told: str, is_gone: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Keeps what is known."""
+        """Keeps the arguments."""
         super().__init__(rank, told, is_gone)
         self.rank, self.told, self.is_gone = rank, told, is_gone
 
     def __str__(self) -> str:
-        """Returns the message, with the rank in front."""
+        """Returns the message, prefixed with the rank."""
         return self.told if self.rank is None else f"rank {self.rank} of the process group: {self.told}"
 
 
 class MappedReadError(PagestreamError, OSError):
-    """Bytes of an open file could not be read: it was cut, or its storage failed.
+    """Bytes of an open file were unreadable: it was truncated, or its storage failed.
 
     Attributes:
-        errno: The system's error number, ``EIO`` if the file was cut.
+        errno: The system's error number, ``EIO`` if the file was truncated.
         filename: The file's path.
-        offset: Where the bytes that could not be read begin, in bytes.
-        length: How many could not be read, in bytes.
+        offset: The offset of the unreadable bytes.
+        length: The number of unreadable bytes.
 
     Examples:
         >>> import errno
@@ -130,11 +130,10 @@ class MappedReadError(PagestreamError, OSError):
 class FileChangedError(PagestreamError, OSError):
     """A file has changed since it was opened: it was truncated, rewritten, deleted or replaced.
 
-    Its size and the time of its last modification tell. A program that rewrites a file at the same size and
-    puts that time back is not noticed; the time of the last change of status tells nothing, because links and
-    permissions change it, too.
+    The file's size and modification time show this. A program that rewrites a file with the same size and
+    restores that time is not detected. The ctime cannot help, because links and permissions also change it.
 
-    ``errno`` is ``ESTALE``, ``filename`` the path.
+    ``errno`` is ``ESTALE``, and ``filename`` is the path.
 
     Examples:
         >>> import errno
@@ -147,25 +146,25 @@ class FileChangedError(PagestreamError, OSError):
 if TYPE_CHECKING:
 
     class SafetensorError(FormatError):
-        """A safetensors file or a request for its content is invalid.
+        """A safetensors file, or a request for its content, is invalid.
 
-        Handlers of upstream's class of that name catch it too, where safetensors is installed.
+        If safetensors is installed, handlers of upstream's class of that name also catch it.
         """
 
     class SliceError(SafetensorError, IndexError):
-        """An index does not fit a tensor, or is not of the kind that slices take."""
+        """An index does not fit a tensor, or is of a kind that slices do not support."""
 
 
 def _define_safetensor_errors() -> None:
-    """Defines the classes whose base is upstream's class, where safetensors is installed."""
+    """Defines the classes with upstream's class as a base, if safetensors is installed."""
     upstream: Any = Exception
     with suppress(ImportError):
         upstream = import_module("safetensors").SafetensorError
 
     class SafetensorError(FormatError, upstream):  # type: ignore[misc]
-        """A safetensors file or a request for its content is invalid.
+        """A safetensors file, or a request for its content, is invalid.
 
-        Handlers of upstream's class of that name catch it too, where safetensors is installed.
+        If safetensors is installed, handlers of upstream's class of that name also catch it.
 
         Examples:
             >>> from pagestream.errors import FormatError, SafetensorError
@@ -176,7 +175,7 @@ def _define_safetensor_errors() -> None:
         __qualname__ = "SafetensorError"
 
     class SliceError(SafetensorError, IndexError):
-        """An index does not fit a tensor, or is not of the kind that slices take.
+        """An index does not fit a tensor, or is of a kind that slices do not support.
 
         Examples:
             >>> from pagestream.errors import SafetensorError, SliceError
@@ -186,12 +185,12 @@ def _define_safetensor_errors() -> None:
 
         __qualname__ = "SliceError"
 
-    # Another thread may have been faster: there is one class of each name.
+    # Another thread may have been faster. Each class must exist only once.
     if "SliceError" not in globals():
         globals().update(SafetensorError=SafetensorError, SliceError=SliceError)
 
 
-if not TYPE_CHECKING:  # for type checkers a name that is not here is an error
+if not TYPE_CHECKING:  # for type checkers, a name that is missing here is an error
 
     def __getattr__(name: str) -> object:
         # Late, because `import pagestream` must not import safetensors.
