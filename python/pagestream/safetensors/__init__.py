@@ -137,8 +137,8 @@ def serialize_file(
         filename: The file to write.
         metadata: As for `serialize`.
 
-    SafetensorError: As for `serialize`; or the file cannot be written.
-        SafetensorError: As `serialize`; or the file cannot be written.
+    Raises:
+        SafetensorError: As for `serialize`; or the file cannot be written.
 
     Examples:
         >>> from pagestream.safetensors import safe_open, serialize_file
