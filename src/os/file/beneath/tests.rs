@@ -187,7 +187,7 @@ fn renames_elsewhere_hinder_no_open() {
     });
 }
 
-/// The file disappears between its two lookups.
+/// The file is replaced between its two lookups.
 #[test]
 fn a_file_that_never_stays_is_said_to_be_replaced() {
     let (_root, path) = tree();
