@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vectors_are_those_of_the_standard_library() {
+    fn vectors_equal_those_of_the_standard_library() {
         assert_eq!(filled(7, 3, "a test"), Ok(vec![7; 3]));
         assert_eq!(collected(0..5, "a test"), Ok((0..5).collect()));
         let unknown = std::iter::successors(Some(1), |&last| (last < 1000).then_some(last + 1));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_cannot_be_had_is_an_error() {
+    fn impossible_allocations_are_errors() {
         let bytes = usize::MAX / 2;
         let error = OutOfMemory { bytes, purpose: "a test" };
         assert_eq!(vec::<u8>(bytes, "a test"), Err(error));

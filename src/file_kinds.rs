@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_no_kind() {
+    fn tokens_match_no_kind() {
         // Distributions of ids: uniform over vocabularies of several sizes, and one repeated token.
         for width in [2, 4, 8] {
             for vocabulary in [256_u64, 1 << 12, 50_257, 65_536, 128_256] {
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_utf8_of_some_length_and_alphabet() {
+    fn text_is_utf8_with_a_minimum_length_and_alphabet() {
         let text = "Größe: 12 µm, ≥ 3 Zeilen\r\n".repeat(4);
         for len in MIN_TEXT_BYTES..text.len() {
             assert_eq!(name_of(&text.as_bytes()[..len], None), Some(TEXT.name), "{len} bytes");

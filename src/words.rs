@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_lists_all_words_and_the_one_found() {
+    fn an_error_lists_all_words_and_the_given_one() {
         let message = Color::from_word("pink").expect_err("no word").message();
         assert_eq!(message, "color must be \"red\", \"green\" or \"blue\", not 'pink'");
         assert_eq!(super::refusal("x", &["one"], "").message(), "x must be \"one\", not ''");

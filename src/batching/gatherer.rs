@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_begin_again_with_each_document() {
+    fn positions_restart_in_each_document() {
         let mut room = vec![0_u8; 7 * 4];
         count_up(Uninit::of(&mut room), &[2, 5], 7, Element::I32);
         let found: Vec<i32> =
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mask_is_zero_at_the_last_token_in_front_of_each_border() {
+    fn the_mask_is_zero_at_the_last_token_before_each_border() {
         let mut room = vec![7_u8; 7];
         mask_ends(Uninit::of(&mut room), &[2, 5, 7]);
         assert_eq!(room, [1, 0, 1, 1, 0, 1, 0]);

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn each_source_is_looked_at_when_its_own_epoch_begins() {
+    fn each_source_is_checked_when_its_epoch_begins() {
         let mut epochs = Epochs::default();
         let mut of = |position, rows: &[(usize, u64)]| -> Vec<usize> {
             epochs.sources_to_check(&batch(position, rows), 3).into_iter().collect()
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_goes_on_looks_at_all_of_them_once() {
+    fn a_resumed_stream_checks_all_sources_once() {
         let mut epochs = Epochs::default();
         assert_eq!(epochs.sources_to_check(&batch(5, &[(1, 3)]), 2).len(), 2);
         assert_eq!(epochs.sources_to_check(&batch(6, &[(0, 3), (1, 3)]), 2).len(), 0);

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_comes_back_with_its_lease_and_not_before() {
+    fn a_buffer_returns_when_its_lease_is_dropped() {
         let pool = Pool::new(5000, 1);
         let first = pool.lease(pool.take().expect("memory"));
         let address = first.as_ptr();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_buffers_are_kept_than_asked() {
+    fn the_pool_keeps_at_most_the_requested_buffers() {
         let pool = Pool::new(100, 1);
         let leases: Vec<_> = (0..3).map(|_| pool.lease(pool.take().expect("memory"))).collect();
         drop(leases);

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_of_the_only_thread_calls_all_others_at_once() {
+    fn a_wait_of_the_only_thread_starts_all_others() {
         let mut crew = count(1);
         assert_eq!(crew.note(Step { items: 1, waited: true }, LIMITS), Decision::Grow(7));
         assert_eq!((crew.workers, crew.threads), (8, 8));

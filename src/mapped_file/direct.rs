@@ -73,7 +73,7 @@ mod tests {
     use crate::os::memory::parts::split;
 
     #[test]
-    fn aligned_reads_go_as_far_as_the_file_and_others_nowhere() {
+    fn aligned_reads_reach_the_end_and_unaligned_ones_read_nothing() {
         let bytes: Vec<u8> = (0..10_000_u32).map(|number| (number % 251) as u8).collect();
         // The build folder is on a disk. The folder for temporary files may be a tmpfs, which has no direct reads.
         let build = std::env::current_exe().expect("this program");

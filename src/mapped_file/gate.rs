@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_goes_on_once_it_is_answered_and_not_before() {
+    fn a_held_read_proceeds_only_after_its_answer() {
         let gate = ReadGate::default();
         std::thread::scope(|scope| {
             let _open = OpenAtEnd(&gate);

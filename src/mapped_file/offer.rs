@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_file_is_taken_and_still_when_its_owner_has_closed_it() {
+    fn an_offered_file_is_taken_even_after_its_owner_closed_it() {
         let (_folder, path) = file();
         assert!(!is_taken(&path));
         let owner = offered(&path);
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_the_bound_is_counted() {
+    fn the_count_stays_within_its_limit() {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let two = [One::of(&COUNT, 2), One::of(&COUNT, 2)];
         assert!(two.iter().all(Option::is_some));
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_to_which_anything_was_done_is_not_taken() {
+    fn a_changed_file_is_not_taken() {
         let (_folder, path) = file();
         let _owner = offered(&path);
         assert!(is_taken(&path));
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_has_another_name_now_is_not_taken() {
+    fn a_renamed_file_is_not_taken() {
         let (folder, path) = file();
         let _owner = offered(&path);
         let other = folder.path().join("other");
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_whole_seconds_tell_no_states_apart() {
+    fn times_in_whole_seconds_do_not_distinguish_states() {
         let (_folder, path) = file();
         let identity = offered(&path).facts().identity;
         assert!(tells_states_apart(&identity));
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_claims_a_file_is_waited_for() {
+    fn a_process_that_claims_a_file_is_awaited() {
         let (_folder, path) = file();
         let origin = Origin::of(&path);
         let Asked::Claimed(claim) = take_or_claim(&origin) else { panic!("somebody offers it") };

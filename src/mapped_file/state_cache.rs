@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_a_state_tells_files_apart() {
+    fn each_part_of_a_state_distinguishes_files() {
         let (mut cache, now) = (Entries::new(1 << 20), Instant::now());
         let known = state(1);
         cache.note((known, 'a'), true, &text(10), now);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_other_files_is_not_kept() {
+    fn ambiguous_states_are_not_kept() {
         let (mut cache, now) = (Entries::new(1 << 20), Instant::now());
         for (modified, changed, is_kept) in [
             ((0, 0), (0, 0), false),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_last_stays_within_the_bound() {
+    fn the_most_recently_used_results_stay_within_the_limit() {
         let (text, now) = (text(10_000), Instant::now());
         let each = Entries::<char, Text>::ENTRY_BYTES + 10_000;
         let mut cache = Entries::new(3 * each);

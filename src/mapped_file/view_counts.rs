@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_view_of_a_tensor_that_was_writable_is_told() {
+    fn the_last_view_of_a_writable_tensor_is_reported() {
         let counts = ViewCounts::default();
         for is_writable in [false, true, false] {
             counts.add(7, is_writable);
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_that_comes_meanwhile_keeps_the_tensors_pages() {
+    fn a_concurrent_view_keeps_the_tensors_pages() {
         let counts = ViewCounts::default();
         counts.add(7, true);
         assert!(counts.remove(7));

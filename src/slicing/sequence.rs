@@ -5,7 +5,7 @@
 //!     └──(elsewhere, or it is cached)──> left to the caller
 //! ```
 //!
-//! At most as many bytes are read in vain as were used.
+//! It wastes at most as many bytes as the program has used.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals() {
+    fn invalid_windows_are_rejected() {
         for (corpus, length, stride) in [(4, 4, 1), (0, 1, 1), (10, 0, 1), (10, 4, 0), (10, u64::MAX, 1)] {
             assert!(
                 Windows::new(corpus, length, stride, Target::Shift).is_err(),

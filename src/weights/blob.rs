@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blobs_are_called_by_their_sha256() {
+    fn blobs_are_named_by_their_sha256() {
         let name = format!("ab{}", "09".repeat(31));
         let found = sha256_in_name(Path::new(&format!("/c/models--o--n/blobs/{name}"))).expect("a blob");
         assert_eq!((found[0], found[1], found[31]), (0xab, 0x09, 0x09));
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_say_nothing() {
+    fn other_names_have_no_checksum() {
         let name = "ab".repeat(32);
         for path in [
             format!("/c/{name}"),

@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_checksums_are_read_back() {
         let (header, text) = (header(), good());
         let found = Checksums::parse(text.as_bytes(), &header).expect("ours");
         assert_eq!(found.failures(subject(&header), &[1, 2, 3, 4]), []);
@@ -494,7 +494,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
         #[test]
-        fn a_text_that_was_changed_is_refused_or_has_failures(
+        fn a_changed_text_is_rejected_or_has_failures(
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
             cut in prop::option::of(any::<prop::sample::Index>()),
         ) {

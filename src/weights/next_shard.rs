@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_counted_on() {
+    fn the_next_name_has_the_next_number() {
         let next = |name: &str| next_shard(Path::new(name)).map(|path| path.display().to_string());
         let cases = [
             ("a/model-00001-of-00004.safetensors", Some("a/model-00002-of-00004.safetensors")),

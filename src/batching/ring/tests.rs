@@ -291,7 +291,7 @@ fn no_interleaving_loses_a_batch_or_a_wakeup() {
 }
 
 #[test]
-fn closing_wakes_all_and_leaves_nothing_to_claim() {
+fn closing_wakes_all_threads_and_leaves_no_work() {
     let case =
         Case { lookahead: 2, slots: 2, is_unmapped: false, failing: None, ends_empty: false, is_warm: false };
     let mut model = replay(case, &[Actor::Planner, Actor::Gatherer(0), Actor::Consumer, Actor::Gatherer(1)]);
@@ -306,7 +306,7 @@ fn closing_wakes_all_and_leaves_nothing_to_claim() {
 }
 
 #[test]
-fn lengths_double_for_storage_alone_and_start_anew_once() {
+fn lengths_double_only_for_storage_and_reset_once() {
     let layout = Model::new(Case {
         lookahead: 1,
         slots: 1,

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visit_encloses_what_comes_deeper_of_the_same_signal_or_by_hand() {
+    fn a_visit_encloses_deeper_handlers_of_the_same_or_a_sent_signal() {
         let visit = Visit::free();
         assert!(visit.claim(9) && !visit.claim(9));
         visit.frame.store(1000, Ordering::Relaxed);

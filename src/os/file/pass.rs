@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn files_and_a_message_reach_each_that_asks_until_the_name_is_given_back() {
+    fn files_and_a_message_reach_each_process_until_the_name_is_free() {
         let name = name("files");
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_given_back_at_the_deadline_whoever_asks() {
+    fn a_name_is_free_at_the_deadline_despite_requests() {
         let name = name("deadline");
         let outlet = Arc::new(Outlet::open(&name).expect("free"));
         let serving = outlet.clone();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_the_name_and_answers_later_is_waited_for() {
+    fn a_slow_owner_of_the_name_is_awaited() {
         let name = name("later");
         let outlet = Arc::new(Outlet::open(&name).expect("free"));
         let socket = connected(&name).expect("there is room");
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_too_many_connections_is_not_waited_for() {
+    fn a_name_with_a_full_queue_is_not_awaited() {
         let name = name("busy");
         let _outlet = Outlet::open(&name).expect("free");
         let waiting: Vec<_> =
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_answer_is_not_waited_for_for_ever() {
+    fn a_silent_process_is_not_awaited_forever() {
         let name = name("silent");
         let outlet = Outlet::open(&name).expect("free");
         let ask_briefly = |socket: &OwnedFd| answer_of(socket, &mut [0; 4], Duration::from_millis(1)).err();

@@ -77,7 +77,7 @@ mod tests {
     use memmap2::MmapMut;
 
     #[test]
-    fn pages_that_were_written_are_touched_and_others_are_not() {
+    fn only_written_pages_are_touched() {
         let page = page_bytes();
         let mut memory = MmapMut::map_anon(200 * page).expect("memory");
         // Otherwise an unwritten page could be part of a huge page, together with a neighbour of this mapping.
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn written_pages_of_a_private_mapping_are_told_from_pages_of_its_file() {
+    fn written_pages_of_a_private_mapping_differ_from_file_pages() {
         let page = page_bytes();
         let file = tempfile::tempfile().expect("a file");
         file.set_len(100 * page as u64).expect("a length");

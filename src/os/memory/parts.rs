@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_fill_their_parts_and_the_block_comes_back() {
+    fn threads_fill_their_parts_and_the_block_is_joined() {
         let (mut whole, parts) = split(block(10_000), &[(0, 100), (100, 0), (128, 9872)]).expect("valid");
         std::thread::scope(|scope| {
             for (number, mut part) in parts.into_iter().enumerate() {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_with_a_part_out_stays_apart() {
+    fn a_block_with_a_live_part_is_not_joined() {
         let (mut whole, parts) = split(block(100), &[(0, 10)]).expect("valid");
         assert_eq!(whole.bytes(), None);
         let whole = whole.join().expect_err("a part is out");

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_at_the_end_of_a_page_are_seen() {
+    fn zeros_at_the_end_of_a_page_are_detected() {
         const PAGE: usize = PAGE_BYTES;
         let has_zero_tail = |offset: u64, zeros: Range<usize>| {
             let mut bytes = vec![1; 3 * PAGE_BYTES];
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_through_its_parts_stands_in_the_memory() {
+    fn writes_through_parts_reach_the_memory() {
         let mut bytes = [0; 11];
         let mut whole = Uninit::of(&mut bytes);
         whole.take_front(2).copy_from_slice(&[1, 2]);

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_go_from_the_end_and_cover_all_once() {
+    fn pieces_cover_the_mapping_once_from_its_end() {
         for len in [1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 12_345] {
             let mut pending = Pending([None, Some(1 << 40..(1 << 40) + len), None, None]);
             let mut end = (1 << 40) + len;

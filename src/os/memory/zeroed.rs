@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_as_many_zeros_as_asked_for_or_an_error() {
+    fn zeroed_returns_the_requested_zeros_or_an_error() {
         for len in [0, 1, 4096, 1 << 20] {
             let mut bytes = zeroed(len, "a test").expect("little memory");
             assert_eq!(bytes, vec![0; len]);

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_those_of_the_thread_and_each_part_counts() {
+    fn credentials_belong_to_the_thread_and_each_part_counts() {
         let own = Credentials::of_this_thread();
         assert_eq!(own, Credentials::of_this_thread());
         assert_eq!(own.user, geteuid().as_raw());

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_in_vain_is_dropped_outside_of_sections() {
+    fn unused_values_are_dropped_outside_of_sections() {
         static DROPPED: [OnceLock<bool>; 2] = [OnceLock::new(), OnceLock::new()];
         let cell = OnceLock::new();
         let found = get_or_make(&cell, || {

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_leaves_its_limit_less_what_is_used_beside_its_cache() {
+    fn a_group_leaves_its_limit_minus_its_usage_without_cache() {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
         let names = ["memory.max", "memory.current", "file"];
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn some_memory_is_available_and_not_more_than_there_is() {
+    fn available_memory_is_positive_and_at_most_the_total() {
         let total = std::fs::read_to_string("/proc/meminfo").expect("proc");
         let kib: u64 = total.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("MemTotal");
         assert!((1 << 20..=kib * 1024).contains(&available_memory_bytes()));

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_starts_with_signals_blocked_and_the_mask_of_its_starter_stays() {
+    fn a_thread_starts_with_signals_blocked_and_its_starter_keeps_its_mask() {
         let (before, (send, receive)) = (blocked(), mpsc::channel());
         let sender = send.clone();
         start(Builder::new(), move || sender.send(blocked()).expect("awaited")).expect("started");

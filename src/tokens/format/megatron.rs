@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_of_floats_and_unknown_ones_are_refused() {
+    fn codes_of_floats_and_unknown_codes_are_rejected() {
         let known: Vec<_> =
             (0..=12).filter_map(|code| dtype_of_code(code).ok().map(token_dtype_name)).collect();
         assert_eq!(known, ["uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"]);

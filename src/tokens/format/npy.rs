@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_are_not() {
+    fn headers_in_other_forms_are_rejected() {
         for text in [
             "",
             "{",

@@ -4,7 +4,7 @@
 //! | mapping | truncated file: the page lies behind its new end | I/O error |
 //! |---|---|---|
 //! | read-only | one mapping of zeros, from the file's new end to the mapping's end | one mapping of zeros over the absent pages of a block |
-//! | writable | zeros for the pages from the file's new end to the mapping's end that nobody has touched | zeros for the page, and for those of a block behind it that nobody has touched |
+//! | writable | zeros for the untouched pages from the file's new end to the mapping's end | zeros for the page, and for the untouched pages of a block behind it |
 //!
 //! Page-by-page replacement would take one signal for each page, and would end at the limit of mappings of a process
 //! (vm.max_map_count). If each access waits for a server until it fails, it would also take hours. Each further error
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_read_is_told_without_a_signal() {
+    fn readability_is_checked_without_a_signal() {
         let page = page_bytes();
         let readable = vec![0_u8; 2 * page];
         assert!(is_readable(readable.as_ptr().expose_provenance()));

@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_told_apart_from_what_it_was() {
+    fn a_reused_slot_differs_from_its_former_state() {
         let slot = GuardSlot::default();
         assert_eq!(slot.mapping(), None);
         slot.claim(1 << 20, 8192, true);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_have_slots_and_give_them_back() {
+    fn mappings_return_their_slots() {
         let path = Path::new("slots");
         let bytes = vec![0_u8; 1000];
         let address = |index: usize| bytes.as_ptr().wrapping_add(index);

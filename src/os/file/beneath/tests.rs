@@ -66,7 +66,7 @@ impl Opens {
 }
 
 #[test]
-fn what_lies_in_the_folder_is_opened_and_nothing_else() {
+fn only_files_in_the_folder_are_opened() {
     let (root, path) = tree();
     let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     for (name, content) in
@@ -116,7 +116,7 @@ fn links_may_lead_into_another_root() {
 
 /// The folder lies in another root: links may lead into the rest of that root, and back.
 #[test]
-fn links_may_lead_to_what_a_wider_root_holds() {
+fn links_may_lead_into_the_rest_of_a_wider_root() {
     let (root, path) = tree();
     let deep = path.join("below/deeper");
     for (link, target) in [
@@ -136,7 +136,7 @@ fn links_may_lead_to_what_a_wider_root_holds() {
     }
     let outside = root.path().parent().expect("a parent").join("etc");
     assert_eq!(folder.open_file(Path::new("too far")).map(text), Err(Refusal::Outside(outside)));
-    // The walk looks up the rest of the wider root anew: a link there counts.
+    // The walk looks up the rest of the wider root again: a link there counts.
     std::fs::rename(path.join("below/b"), path.join("c")).expect("renamed");
     symlink("../c", path.join("below/b")).expect("linked");
     assert_eq!(folder.open_file(Path::new("up")).map(text), Ok("b".into()));
@@ -154,7 +154,7 @@ fn another_root_may_be_spelled_by_a_link() {
 }
 
 #[test]
-fn the_folder_stays_the_one_that_was_opened() {
+fn the_opened_folder_stays_the_same() {
     let (root, path) = tree();
     let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     std::fs::rename(&path, root.path().join("elsewhere")).expect("renamed");
@@ -165,7 +165,7 @@ fn the_folder_stays_the_one_that_was_opened() {
 
 /// openat2(2) answers EAGAIN to a path with `..` when anything anywhere was renamed meanwhile. A walk does not.
 #[test]
-fn renames_elsewhere_hinder_no_open() {
+fn renames_elsewhere_do_not_disturb_an_open() {
     let (root, path) = tree();
     let (one, other) = (root.path().join("outside/one"), root.path().join("outside/other"));
     std::fs::write(&one, "").expect("written");
@@ -189,11 +189,11 @@ fn renames_elsewhere_hinder_no_open() {
 
 /// The file is replaced between its two lookups.
 #[test]
-fn a_file_that_never_stays_is_said_to_be_replaced() {
+fn a_constantly_replaced_file_is_reported() {
     let (_root, path) = tree();
     let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     let (name, next) = (path.join("swapped"), path.join("next"));
-    // Another file replaces the one that was seen, this many times.
+    // Another file replaces the file that was seen, this many times.
     let opened_after = |swaps: usize| {
         std::fs::write(&name, "first").expect("written");
         let swapped = AtomicUsize::new(0);
@@ -215,7 +215,7 @@ fn a_file_that_never_stays_is_said_to_be_replaced() {
 
 /// The link appears between the two lookups of the name.
 #[test]
-fn a_link_that_takes_the_place_of_a_file_is_not_followed_out() {
+fn a_link_that_replaces_a_file_is_not_followed_out() {
     let (root, path) = tree();
     let (secret, name, next) = (root.path().join("outside/secret"), path.join("swapped"), path.join("next"));
     let opens = Opens::of(&secret);
@@ -236,7 +236,7 @@ fn a_link_that_takes_the_place_of_a_file_is_not_followed_out() {
 /// The same, while another thread swaps the file for a link and back at random moments.
 #[test]
 #[ignore = "random: `cargo test -- --ignored stress`"]
-fn stress_links_that_take_the_place_of_a_file_are_not_followed_out() {
+fn stress_links_that_replace_a_file_are_not_followed_out() {
     let (root, path) = tree();
     let (secret, name, next) = (root.path().join("outside/secret"), path.join("swapped"), path.join("next"));
     let opens = Opens::of(&secret);
@@ -260,7 +260,7 @@ fn stress_links_that_take_the_place_of_a_file_are_not_followed_out() {
 
 /// Opening a FIFO wakes its writers, and opening a device may do anything.
 #[test]
-fn what_is_no_file_is_not_opened_for_reading() {
+fn only_regular_files_are_opened_for_reading() {
     let (_root, path) = tree();
     let pipe = path.join("pipe");
     rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
@@ -273,7 +273,7 @@ fn what_is_no_file_is_not_opened_for_reading() {
 }
 
 #[test]
-fn another_file_than_was_looked_at_is_not_taken() {
+fn a_file_that_replaced_the_inspected_one_is_not_opened() {
     let (_root, path) = tree();
     let found = OwnedFd::from(std::fs::File::open(path.join("a")).expect("opened"));
     let folder = OwnedFd::from(std::fs::File::open(&path).expect("opened"));
@@ -289,7 +289,7 @@ fn another_file_than_was_looked_at_is_not_taken() {
 }
 
 #[test]
-fn as_many_links_are_followed_as_the_kernel_follows() {
+fn the_limit_on_links_equals_the_kernels() {
     let (_root, path) = tree();
     let link = |number: usize| if number == 0 { "a".into() } else { format!("link {number}") };
     for number in 1..=MAX_LINKS + 1 {
@@ -304,7 +304,7 @@ fn as_many_links_are_followed_as_the_kernel_follows() {
 /// Nearby folders are reached by their descriptors. A link in such a place counts as missing, whenever it was put
 /// there.
 #[test]
-fn a_folder_beside_counts_unless_it_is_a_link() {
+fn a_nearby_folder_counts_unless_it_is_a_link() {
     let (root, path) = tree();
     let beside = |name: &str, marker: Option<&str>| {
         let place = Beside { levels_up: 1, name: name.into(), marker: marker.map(Into::into) };
