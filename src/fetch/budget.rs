@@ -62,7 +62,7 @@ impl Budget {
         self.in_flight = self.in_flight.saturating_add(amount as i64);
     }
 
-    /// Returns credit from the consumer.
+    /// Takes back credit from the consumer.
     pub fn give_back(&mut self, amount: u64) {
         self.in_flight = self.in_flight.saturating_sub(amount as i64);
     }

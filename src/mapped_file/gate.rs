@@ -1,4 +1,4 @@
-//! [`ReadGate`]: a gate by which a test answers reads of storage by hand.
+//! [`ReadGate`]: lets a test answer reads of storage by hand.
 //!
 //! ```text
 //!   a read arrives ──> held ──(release)──> the read proceeds

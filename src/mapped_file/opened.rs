@@ -363,9 +363,9 @@ impl Opened {
     /// Returns an error for a truncated or rewritten file. Call this after ranges were copied.
     ///
     /// A file that has been written to is not trusted, even if it is larger now: it may have been truncated and written
-    /// anew. A page of a mapping does not show where a file ends, so the server is asked where [`open::identity`] asks
-    /// it. For positioned reads the kernel's knowledge is enough. After zeros at the end of a page the server is always
-    /// asked: the server may have lost these bytes while the kernel assumes the old size.
+    /// again. A page of a mapping does not show where a file ends, so the server is asked under the same conditions as
+    /// in [`open::identity`]. For positioned reads the kernel's knowledge is enough. After zeros at the end of a page
+    /// the server is always asked: it may have lost these bytes while the kernel assumes the old size.
     pub fn verify(&self) -> Result<()> {
         self.verify_range(0, self.size())
     }
