@@ -7,7 +7,7 @@
 //! | object | exports | until it dies |
 //! |---|---|---|
 //! | [`PyExporter`] of a view | a range of a mapping | keeps the mapping |
-//! | [`PyExporter`] of a view of a large tensor | a range of its mapping | keeps the mapping, and writes to the tensor |
+//! | [`PyExporter`] of a view of a large tensor | a range of its mapping | keeps the mapping, and the program's writes to the tensor |
 //! | [`PyExporter`] of a tensor that was read | its memory, which its neighbours may share | keeps that memory |
 //! | [`PyExporter`] of a batch | the batch's buffer | keeps it out of the pool |
 //! | `MappedFile` | its mapping, through a `PyExporter` made for each request | also keeps that mapping, unless a `memoryview` requested it |

@@ -223,7 +223,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             length: The number of bytes; None for the rest of the file.
 
         Returns:
-            Whether the kernel accepted the advice. Unknown advice is not an error in the kernel.
+            Whether the kernel accepted the advice. Advice that the kernel does not know is not an error.
 
         Raises:
             ValueError: The word is unknown, or the range lies outside the file.

@@ -75,7 +75,7 @@ impl From<Errno> for Refusal {
 pub struct Beside {
     pub levels_up: usize,
     pub name: OsString,
-    /// A regular file that marks the folder as valid.
+    /// A regular file that the folder must contain to count.
     pub marker: Option<OsString>,
 }
 

@@ -82,7 +82,7 @@ impl Anonymous {
             return Err(Errno::INVAL);
         }
         if seals.contains(SealFlags::WRITE) {
-            // Before Linux 6.7, a shared mapping needs a read-only descriptor.
+            // Before Linux 6.7, a shared mapping of sealed memory needs a read-only descriptor.
             return Self::build(len, HugePages::Never, Some(open::reopen(descriptor.as_fd())?), true);
         }
         Self::build(len, huge, Some(descriptor), false)

@@ -9,7 +9,7 @@
 //!                   +----------+-------------------+---> HeaderError: which rule, at which byte
 //! ```
 //!
-//! The module is pure: it sees bytes and never a file. Work and memory are proportional to N, which is at most
+//! The module is pure: it sees bytes and never a file. N bounds the work and the memory. It is at most
 //! [`MAX_HEADER_BYTES`] and never more than the file holds.
 
 mod contents;
