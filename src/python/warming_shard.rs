@@ -1,4 +1,4 @@
-//! [`WarmingShard`]: the tensors of one shard of a checkpoint that `warm` reads before anybody asks for them.
+//! [`WarmingShard`]: the tensors of a shard that `warm` reads before the program requests them.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::warming::warm::{Warmed, WarmingSlot};
 
 use super::waiting::wait;
 
-/// A shard, by the slot of its checkpoint's warming and its number there.
+/// A shard, identified by the slot of its checkpoint's warming and its number there.
 pub struct WarmingShard {
     slot: Arc<WarmingSlot>,
     number: usize,
@@ -33,8 +33,8 @@ impl WarmingShard {
         self.slot.has_filled_cache()
     }
 
-    /// Takes the tensor at `offset` of the shard, or a part of it, and waits for bytes that are to be in memory. Returns
-    /// `None` if it was not warmed.
+    /// Takes the tensor at `offset` of the shard, or a part of it, and waits for bytes that are read into memory.
+    /// Returns `None` if the tensor was not warmed.
     pub fn take(
         &self,
         py: Python<'_>,
