@@ -32,7 +32,7 @@ LITTLE = ("--steps", "3", "--max-files", "40", "--rounds", "1", "--cold-mib", "8
 STOP_AFTER_TRAINING = ("--min-loss-drop", "100")
 FOUND = "found complete from an earlier run"
 
-pytestmark = [pytest.mark.demo, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.demo, pytest.mark.timeout(3000)]
 
 
 run_fork = functools.partial(run_torch, has_brief_end=True)

@@ -50,7 +50,7 @@ def test_a_process_leaves_while_reads_are_under_way(source, tmp_path, way):
                 process.stdin.flush()
                 assert process.stdout.readline() == "leaving\n"
                 slow.gate.open()
-                assert process.wait(timeout=120) == EXIT_CODES[way]
+                assert process.wait(timeout=600) == EXIT_CODES[way]
             except BaseException:
                 slow.gate.open()
                 kill(process.pid)

@@ -8,7 +8,7 @@ from support import nfs_checks
 from support.nfs_guest import outcome
 
 # The first test waits for the guest, booted before all tests: three minutes, ten beside other programs.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1100)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 SECONDS = 900
 # A check needs a mount of its kind.
 CASES = [(name, mount) for name in nfs_checks.CHECKS for mount in nfs_checks.mounts_of(name)]

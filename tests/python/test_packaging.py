@@ -24,13 +24,11 @@ QUICKER = {
     for name, value in {"LTO": "off", "CODEGEN_UNITS": "16", "OPT_LEVEL": "0"}.items()
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 def run(*command, **options):
-    done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, check=False, timeout=500, **options
-    )
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

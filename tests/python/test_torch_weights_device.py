@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 def readers_end():
     """Waits for the threads of streams to end, and returns whether they did."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while "pagestream-read" in thread_names() and time.monotonic() < deadline:
         time.sleep(0.01)
     return "pagestream-read" not in thread_names()

@@ -259,7 +259,7 @@ def test_files_on_a_network_mount_are_asked_side_by_side(tmp_path, monkeypatch):
 
     def meet(descriptor, offset, how):
         if how == os.SEEK_HOLE and offset < 4 * PAGE_BYTES:
-            everyone.wait(timeout=60)
+            everyone.wait(timeout=600)
         return seek(descriptor, offset, how)
 
     with open_checkpoint(tmp_path) as weights:

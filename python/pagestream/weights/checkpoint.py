@@ -359,10 +359,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         Bytes go into the page cache, where all processes find them. On FUSE another program that opens the
         file drops its pages, unless the daemon keeps them (libfuse's ``kernel_cache``).
 
-        Bytes go into memory of this process if the file bypasses the page cache (`explain` tells) or is not in
-        ``"shared"`` mode. ``weights[name]``, `read` and `stream` take each tensor, or the planned part of it,
-        from there, and reading goes on. `stream` also takes over the rest of the plan. With ``verify=True``,
-        and to a GPU, it reads everything by itself.
+        Bytes go into memory of this process if the file bypasses the page cache (`explain` tells) or is not
+        in ``"shared"`` mode. ``weights[name]``, `read` and `stream` take each tensor, or the planned part of
+        it, from there, and reading goes on. `stream` also takes over the rest of the plan. With
+        ``verify=True``, and to a GPU, it reads everything by itself.
 
         A checkpoint has one `Warming`. `close` or a further call cancels it, and frees its unused tensors.
 

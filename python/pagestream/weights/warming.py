@@ -19,11 +19,11 @@ __all__ = ["Warming"]
 class Warming:
     """Tensors of a checkpoint that are read in the background, before the program asks for them.
 
-    `Checkpoint.warm` returns it. Reading goes on without this handle, until the checkpoint is closed or warmed
-    again. The handle keeps the checkpoint open.
+    `Checkpoint.warm` returns it. Reading goes on without this handle, until the checkpoint is closed or
+    warmed again. The handle keeps the checkpoint open.
 
-    As a context manager it cancels the remaining reads at the end of the ``with`` block. A forked child process
-    has no warming, and reads by itself.
+    As a context manager it cancels the remaining reads at the end of the ``with`` block. A forked child
+    process has no warming, and reads by itself.
 
     Examples:
         >>> from pagestream import open_checkpoint
@@ -61,8 +61,8 @@ class Warming:
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until no more bytes are read unless the program takes some.
 
-        This is so once all bytes are read, after `cancel`, or once the memory is full. Bytes in the page cache
-        stay as they are then; in memory of the process, reading goes on as tensors are taken.
+        This is so once all bytes are read, after `cancel`, or once the memory is full. In memory of the
+        process, reading goes on as the program takes tensors.
 
         Args:
             timeout: Maximum number of seconds to wait; None for no limit.

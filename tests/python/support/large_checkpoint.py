@@ -49,7 +49,7 @@ def evict(folder):
     for path in folder.iterdir():
         with MappedFile(path) as file:
             # Mapped pages stay, and a thread may not have unmapped earlier views yet.
-            deadline = time.monotonic() + 100
+            deadline = time.monotonic() + 600
             file.evict()
             while file.residency().fraction > 0.0:
                 assert time.monotonic() < deadline

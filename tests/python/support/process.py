@@ -97,8 +97,8 @@ def start_python(program, *arguments, wrapper=(), with_torch=False, has_brief_en
 
 
 def until(condition):
-    """Waits for something that happens by itself. Returns false if it has not happened after two minutes."""
-    deadline = time.monotonic() + 120
+    """Waits for something that happens by itself. Returns false if it has not happened after ten minutes."""
+    deadline = time.monotonic() + 600
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return found
@@ -137,7 +137,7 @@ def threads_end(name):
 
     Prints where in the kernel those that do not end wait.
     """
-    deadline, missed = time.monotonic() + 120, 0
+    deadline, missed = time.monotonic() + 600, 0
     # A look at the threads may miss one while another ends.
     while missed < 3 and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -767,7 +767,7 @@ def connections_to_the_store_are_kept_as_long_as_the_group(folder):
 
 
 def wait_until(has_happened):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not has_happened():
         assert time.monotonic() < deadline
         time.sleep(0.01)

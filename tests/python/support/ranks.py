@@ -67,7 +67,7 @@ def _run_forks(world_size, program, *arguments, environment):
     pipe, ranks = subprocess.PIPE, []
 
     def finished(rank):
-        output, errors = rank.communicate(timeout=280)
+        output, errors = rank.communicate(timeout=800)
         return rank.returncode, output, errors
 
     try:

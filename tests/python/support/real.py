@@ -255,7 +255,7 @@ def slow_fuse(
             if read_ahead_bytes is not None:
                 set_read_ahead(mount, read_ahead_bytes)
             yield found
-            output, errors = daemon.communicate(timeout=60)
+            output, errors = daemon.communicate(timeout=600)
             assert daemon.returncode == 0, errors
             found.counts.update(json.loads(output))
         finally:

@@ -69,12 +69,12 @@ def _look():
 
 
 def threads_rest():
-    """Waits until every other own thread of this process is blocked. Returns true, or fails after 100 s.
+    """Waits until every other own thread of this process is blocked. Returns true, or fails after 600 s.
 
     Two equal looks at the context switches prove that no thread ran in between. Waits with a time limit are
     left out: such threads count as blocked, although they wake to look around.
     """
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 600
     while True:
         (before, running), (after, runs_still) = _look(), _look()
         if not running and not runs_still and before == after:
