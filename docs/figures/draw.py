@@ -234,15 +234,24 @@ def draw(name: str, folder: Path, palette: str = "") -> Path:
 
 
 def draw_requests(folder: Path, palette: str = "") -> Path:
-    """Draws the bytes that a slow mount delivered over time, and returns the path."""
+    """Draws the bytes that a slow mount delivered over time, and returns the path.
+
+    A dot marks the end of the program, which uses each tensor after its bytes have arrived.
+    """
     found = json.loads((HERE / "requests.json").read_text())
     with new_figure("requests", palette, 3.2) as figure:
         axes = figure.subplots()
         for way, label, colour in (("install", "after install()", OURS), ("stock", "safetensors", THEIRS)):
             seconds, mib = zip(*found[way], strict=True)
             axes.plot(seconds, mib, color=colour, linewidth=2)
+            axes.plot(seconds[-1], mib[-1], "o", color=colour)
+            delivered = seconds[mib.index(max(mib))]
             axes.annotate(
-                f"{label}: {seconds[-1]:.2g} s", (seconds[-1], mib[-1]), (6, -14), textcoords="offset points"
+                f"{label}: all bytes after {delivered:.2g} s,\nprogram done after {seconds[-1]:.2g} s",
+                (seconds[-1], mib[-1]),
+                (-4, -30),
+                textcoords="offset points",
+                horizontalalignment="right",
             )
         write_title(
             axes,
@@ -250,7 +259,7 @@ def draw_requests(folder: Path, palette: str = "") -> Path:
             f"{found['request_bytes'] >> 10} KiB has delivered",
         )
         axes.set_xlabel("seconds since the file was opened")
-        axes.set_xlim(0, found["stock"][-1][0] * 1.25)
+        axes.set_xlim(0, found["stock"][-1][0] * 1.05)
         axes.set_ylim(0)
         axes.spines[["top", "right"]].set_visible(False)
         return save(figure, "requests", palette, folder)
