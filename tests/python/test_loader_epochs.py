@@ -95,7 +95,7 @@ def test_next_does_not_begin_another_epoch(path):
         for _ in loader:
             pass
         assert [next(loader, None) for _ in range(3)] == [None] * 3
-        assert iter(loader) is loader
+        iter(loader)
         assert next(loader, None) is not None
 
 
@@ -277,17 +277,40 @@ def test_an_endless_loader_goes_on_after_an_epoch(path):
         assert len([next(loader) for _ in range(30)]) == 30
 
 
-def test_a_loop_over_an_epoch_does_not_end_early_without_a_word(path):
+def move_by_epoch(loader):
+    assert sum(1 for _ in loader.epoch(0)) == 9
+
+
+def move_by_first_batch(loader):
+    next(iter(loader.epoch(0)))
+
+
+def move_by_state(loader):
+    loader.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("move", [move_by_epoch, move_by_first_batch, move_by_state])
+@pytest.mark.parametrize("loop", [iter, lambda loader: iter(loader.epoch(0))], ids=["loader", "epoch"])
+@pytest.mark.parametrize("steps", [0, 1, 3, 9])
+def test_a_loop_whose_loader_was_moved_ends_with_an_error(path, move, loop, steps):
+    """It would repeat batches or skip some."""
     with loader_of(path) as loader:
-        outer = iter(loader.epoch(1))
-        next(outer)
-        assert sum(1 for _ in loader.epoch(0)) == 9
-        with pytest.raises(RuntimeError, match="another one over the same loader has begun"):
-            next(outer)
-        outer = iter(loader.epoch(1))
-        loader.load_state_dict(loader.state_dict())
-        with pytest.raises(RuntimeError, match="load_state_dict"):
-            next(outer)
+        batches = loop(loader)
+        for _ in range(steps):
+            next(batches)
+        move(loader)
+        with pytest.raises(RuntimeError, match=r"epoch\(\) or load_state_dict\(\) has moved its loader"):
+            next(batches)
+        assert len(batches_of(loader.epoch(0))) == 9
+
+
+def test_loops_that_share_a_loader_share_its_batches(path):
+    """For example, a loop that takes further batches to accumulate gradients."""
+    with loader_of(path) as loader:
+        expected = batches_of(loader.epoch(0))
+    with loader_of(path) as loader:
+        groups = [[first, *itertools.islice(loader, 2)] for first in loader]
+        assert [firsts(batch.x) for group in groups for batch in group] == expected
 
 
 def test_epochs_that_do_not_exist_are_refused(path):

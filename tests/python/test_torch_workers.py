@@ -120,6 +120,11 @@ def test_a_data_loader_around_a_loader_is_told_that_none_is_needed(token_file, e
         refuses(around, TypeError)
 
 
+def test_a_data_loader_around_an_epoch_is_told_that_none_is_needed(token_file):
+    with pagestream.torch.TokenLoader(token_file, **OPTIONS) as loader:
+        refuses(DataLoader(loader.epoch(0), batch_size=None), TypeError)
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_torchdatas_loader_is_refused_as_well(token_file):
     from torchdata import stateful_dataloader as stateful

@@ -16,10 +16,11 @@ def set_module(name: str) -> Callable[[Thing], Thing]:
     """
 
     def decorate(thing: Thing) -> Thing:
-        if isinstance(thing, type) and "__annotations__" in vars(thing):
-            # typing.get_type_hints evaluates strings in the class's module, which is about to change.
+        # Strings in annotations belong to the present module. typing.get_type_hints of a class, and pydantic,
+        # would evaluate them in the new one.
+        if "__annotations__" in vars(thing) or not isinstance(thing, type):
             hints = get_type_hints(thing, include_extras=True)
-            thing.__annotations__ = {each: hints[each] for each in vars(thing)["__annotations__"]}
+            thing.__annotations__ = {each: hints[each] for each in thing.__annotations__}
         thing.__module__ = name
         return thing
 

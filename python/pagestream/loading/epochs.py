@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Generic, Self, TypeVar
+from typing import Generic, NoReturn, Self, TypeVar
 
 from pagestream import _native
 from pagestream._common.public import set_module
@@ -118,17 +118,17 @@ class Loops:
         return begin, end, self._batches(samples)
 
 
-class EpochBatches(Generic[BatchT_co]):
-    """The iterator over one epoch of a stream that is at the epoch's beginning.
+class LoopBatches(Generic[BatchT_co]):
+    """The iterator of one loop over a stream, or over one of its epochs.
 
     Args:
-        handout: Hands out the batches of the stream.
-        end: The end of the epoch.
+        handout: Hands out the batches of the stream, which is inside the loop.
+        end: The end of the loop; None for an endless loop.
     """
 
     __slots__ = ("_end", "_handout", "_moves")
 
-    def __init__(self, handout: Handout, end: int) -> None:
+    def __init__(self, handout: Handout, end: int | None) -> None:
         self._handout = handout
         self._end = end
         self._moves = handout.moves
@@ -141,13 +141,13 @@ class EpochBatches(Generic[BatchT_co]):
         """Returns the next batch.
 
         Raises:
-            StopIteration: The epoch is over.
-            RuntimeError: The loader was moved, so the rest would belong to another epoch.
+            StopIteration: The loop is over.
+            RuntimeError: The loader was moved, so this loop would repeat or skip batches.
         """
         if self._handout.moves != self._moves:
             message = (
-                "this loop over an epoch cannot go on: another one over the same loader has begun, or "
-                "load_state_dict was called; make a loader for each"
+                "this loop cannot continue, because epoch() or load_state_dict() has moved its loader; "
+                "create a loader of its own for validation, and load a state before the loop"
             )
             raise RuntimeError(message)
         return self._handout.next(self._end)  # type: ignore[no-any-return]
@@ -157,7 +157,9 @@ class EpochBatches(Generic[BatchT_co]):
 class Epoch(Generic[BatchT_co]):
     """An epoch of a loader: its batches, and their number. `TokenLoader.epoch` creates it.
 
-    Each ``for`` loop over it starts at the beginning of the epoch, wherever the loader is.
+    Each ``for`` loop over it moves the loader to the beginning of the epoch. A loop over the same loader that
+    has not ended raises ``RuntimeError`` for its next batch. To validate during an epoch, create another
+    loader.
 
     Attributes:
         number: The epoch.
@@ -183,6 +185,15 @@ class Epoch(Generic[BatchT_co]):
     def __iter__(self) -> Iterator[BatchT_co]:
         """Moves the loader to the beginning of the epoch, and returns the iterator over its batches."""
         return self._begin(self.number)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Raises, because an epoch is not a dataset.
+
+        Raises:
+            TypeError: Always.
+        """
+        message = f"an Epoch has no items: {NO_WORKERS}"
+        raise TypeError(message)
 
     def __repr__(self) -> str:
         """Shows epoch and length."""

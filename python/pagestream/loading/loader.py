@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, Unpack, overload
 
 from pagestream import _native
 from pagestream._common import environment
@@ -16,7 +16,7 @@ from pagestream._common.ranks import check_unchanged, rank_and_world_size
 from pagestream._common.types import Mode
 from pagestream._common.workers import NO_WORKERS
 from pagestream.loading.batches import Batch, PackedBatch
-from pagestream.loading.epochs import Epoch, EpochBatches, Loops
+from pagestream.loading.epochs import Epoch, LoopBatches, Loops
 from pagestream.loading.handout import Handout
 from pagestream.loading.host_batches import HostBatches
 from pagestream.loading.metrics import LoaderMetrics
@@ -341,10 +341,11 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         """Returns True, even for a loader without a length."""
         return True
 
-    def __iter__(self) -> Self:
-        """Returns itself. It continues the current loop, or begins the next one if that is over."""
+    def __iter__(self) -> Iterator[BatchT_co]:
+        """Returns the iterator of the current loop, or of the next loop if that is over."""
+        self._check_rank()
         self._end = self._loops.end(self._handout.position)
-        return self
+        return LoopBatches(self._handout, self._end)
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raises, because a loader is not a dataset.
@@ -395,8 +396,9 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     def epoch(self, number: int) -> Epoch[BatchT_co]:
         """Returns an epoch, as an iterable with a length.
 
-        Each loop over it moves the loader to the beginning of the epoch, and leaves it at the end. An endless
-        loader also has epochs.
+        Each loop over it moves the loader to the beginning of the epoch, and leaves it at the end. A loop over
+        this loader that has not ended then raises ``RuntimeError``. To validate during an epoch, create
+        another loader. An endless loader also has epochs.
 
         Args:
             number: The epoch, from 0. The first ``for`` loop over a new loader is epoch 0.
@@ -427,7 +429,9 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         # A new loader is already there, and already reads.
         if (self._handout.position, self._handout.end) != (begin, end):
             self._go_to(begin, end=end)
-        return EpochBatches(self._handout, end)
+        else:
+            self._handout.moves += 1  # for a loop that has not yet read a batch
+        return LoopBatches(self._handout, end)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the stream after the batches handed out. It is equal on all ranks.
