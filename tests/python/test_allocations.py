@@ -1,4 +1,4 @@
-"""A large allocation that fails is an exception, and the process goes on."""
+"""Failed large allocations raise exceptions, and the process survives."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from support.process import PROGRAMS, output_of
 
 SOURCE = Path(__file__).parents[1] / "c/failing_malloc.c"
 MIB = 1 << 20
-# With a number of large allocations that each has at least.
+# Each scenario, and the least number of large allocations that it must make.
 SCENARIOS = {
     "headers": 3,
     "index": 3,
@@ -81,6 +81,6 @@ def test_a_large_allocation_that_fails_is_an_exception(folder, failing_malloc, t
     ids=["too little", "enough"],
 )
 def test_no_thread_takes_the_last_bytes_of_the_address_space(folder, left_bytes, ending):
-    """In a new thread, the standard library and glibc end the process if a small allocation fails."""
+    """In a new thread, the standard library and glibc abort the process if a small allocation fails."""
     program = PROGRAMS / "allocations/few_bytes_left.py"
     assert output_of(program, folder / "plain.safetensors", left_bytes).startswith(ending)

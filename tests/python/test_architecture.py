@@ -1,4 +1,4 @@
-"""The floors: a room uses only rooms below it, unsafe code stays on its islands, and so on."""
+"""Architecture rules: a room uses only rooms below it, unsafe code stays on its islands, and so on."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PACKAGE = ROOT / "python" / "pagestream"
 
-# The rooms that each Rust room may use. ARCHITECTURE.md has the picture.
+# The rooms that each Rust room may use. ARCHITECTURE.md shows the picture.
 GROUND = {"allocate", "error", "words", "dtype", "file_kinds", "mix", "natural"}
 MAY_USE = {
     "allocate": set(),
@@ -59,7 +59,7 @@ PYTHON_MAY_USE = {
     "__init__": {"_native", "_common", "errors", "files", "tokens", "weights", "loading"},
     "__main__": {"cli"},
 }
-# `pagestream bench` measures its DataLoader.
+# `pagestream bench` measures torch's DataLoader.
 MAY_IMPORT_TORCH = {"torch", "devices", "safetensors/torch.py", "cli/_contests.py"}
 
 UNSAFE_ISLANDS = ("os/", "widen", "python/export.rs", "python/writable.rs")
@@ -74,12 +74,12 @@ def rust_files():
 
 
 def used_rooms(text, file=None):
-    """Rooms that code names, two segments deep: after `crate::`, or after `super::` as often as it takes to
-    leave the file's own room. Comments do not count."""
+    """Returns the rooms that the code names, two segments deep. A name follows `crate::`, or as many
+    `super::` as it takes to leave the file's own room. Comments do not count."""
     code = re.sub(r"//.*", "", text)
     if file is not None:
         depth = len(file.relative_to(SOURCE).parts) - (file.name == "mod.rs")
-        # Inside a module within the file `super` is the file itself; such modules stand at its end.
+        # Within an inline module, `super` is the file itself. Inline modules stand at the end of the file.
         head, *inline = re.split(r"^(?=(?:pub )?mod \w+ \{)", code, maxsplit=1, flags=re.MULTILINE)
         code = "".join([re.sub(rf"\b(?:super::){{{depth}}}", "crate::", head), *inline])
     code = re.sub(
@@ -138,7 +138,7 @@ def test_system_calls_are_made_in_their_room_alone(call):
 
 
 def test_threads_start_in_one_place():
-    """A thread started elsewhere does not block signals."""
+    """A thread started elsewhere would not block signals."""
     starts = {
         str(file.relative_to(SOURCE))
         for file in rust_files()
@@ -156,14 +156,14 @@ def test_unsafe_code_stays_on_its_islands_and_names_its_reason():
             assert "allow(unsafe_code)" not in code, name
 
 
-# Where memory that is ours, or the caller's to be written, becomes a slice. All of them are write-only.
+# These files make slices from the program's own memory or the caller's. All slices are write-only.
 SLICES_OF_MEMORY = {"os/memory/parts.rs", "os/memory/uninit.rs", "python/writable.rs"}
 
 
 def test_no_reference_is_made_to_mapped_memory():
-    """No code holds a `&[u8]` over a mapping; slices lie over other memory."""
+    """No code holds a `&[u8]` over a mapping. Slices refer to other memory only."""
     code = {str(file.relative_to(SOURCE)): file.read_text() for file in rust_files()}
-    # A block that was filled, before anyone gets it, and a range that was.
+    # One call covers a filled block before anyone else sees it, and another covers a filled range.
     read = {name for name, text in code.items() if re.search(r"\b(?<!Vec::)from_raw_parts\b", text)}
     assert read == {"os/memory/parts.rs"}
     mutable = {name for name, text in code.items() if re.search(r"\bfrom_raw_parts_mut\b", text)}
@@ -264,7 +264,7 @@ def test_dependencies_come_from_the_registry_and_are_pinned_by_checksum():
 
 
 def test_no_version_with_a_known_advisory_is_locked():
-    """The advisories that the design names. `make audit` checks all, where it can reach their database."""
+    """Checks the advisories that the design names. `make audit` checks all, if it reaches their database."""
     lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
     versions = {
         package["name"]: tuple(map(int, package["version"].split(".")))
@@ -276,7 +276,7 @@ def test_no_version_with_a_known_advisory_is_locked():
 
 
 def test_tests_have_no_annotations_that_nobody_checks():
-    """mypy does not read the tests. Fields of classes have types, because dataclasses need them."""
+    """mypy does not check the tests. Fields of classes still have types, because dataclasses need them."""
     found = []
     for file in (ROOT / "tests" / "python").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -1,4 +1,4 @@
-"""`open_checkpoint` of several files: the files it opens, their order, and the folders it refuses."""
+"""`open_checkpoint` with several files: the opened files, their order, and the refused folders."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_repr_says_how_much_there_is(folder):
 
 
 def test_a_closed_checkpoint_has_nothing_open_in_its_folder(folder):
-    """A mount could not be unmounted."""
+    """An open descriptor would keep a mount from being unmounted."""
 
     def descriptors():
         found = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]

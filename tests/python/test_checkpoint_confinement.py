@@ -1,4 +1,4 @@
-"""Of nothing outside a checkpoint's folder is a byte read, whatever its index and its links say."""
+"""`open_checkpoint` reads no byte outside a checkpoint's folder, whatever its index and links say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = {"t": np.full(3, 7, "f4")}
 
 @pytest.fixture
 def outside(tmp_path):
-    """A folder with a good file and an index, beside the one that is opened."""
+    """A folder with a good file and an index, beside the folder that the test opens."""
     write_shards(tmp_path / "outside", {"secret.safetensors": SECRET})
     write_index(tmp_path / "outside", {"t": "secret.safetensors"})
     return tmp_path / "outside"
@@ -48,7 +48,7 @@ def folder_link(folder, outside):
 
 
 def magic_link(folder, outside):
-    # Of whichever process opens it: its own executable.
+    # The link leads to the executable of the process that opens it.
     os.symlink("/proc/self/exe", folder / "evil.safetensors")
 
 
@@ -61,7 +61,7 @@ def fifo(folder, outside):
 
 
 def a_socket(folder, outside):
-    # By way of a relative name: the path of a socket has 108 bytes.
+    # A relative name keeps the socket's path below the limit of 108 bytes.
     here = os.getcwd()
     os.chdir(folder)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -174,7 +174,7 @@ def test_links_may_lead_into_cache_root_and_nowhere_else(folder, outside, tmp_pa
     with pytest.raises(FileNotFoundError) as caught:
         open_checkpoint(folder, cache_root=tmp_path / "fourth")
     assert caught.value.filename == f"{tmp_path}/fourth"
-    # A link in the allowed folder is not above the rule.
+    # The rule applies to links in the allowed folder too.
     os.symlink("/etc/passwd", outside / "on")
     os.symlink("../outside/on", folder / "on.safetensors")
     write_index(folder, {"t": "on.safetensors"})
@@ -224,7 +224,8 @@ def test_the_cache_as_the_hubs_own_helpers_make_it(tmp_path):
 @pytest.mark.stress
 @pytest.mark.parametrize("wide", [False, True], ids=["its own", "cache_root"])
 def test_renames_elsewhere_hinder_no_open(tmp_path, wide):
-    """Also of a path with ``..``, to which openat2(2) answers EAGAIN then, wherever the renames are."""
+    """This includes paths with ``..``, where openat2(2) fails with EAGAIN during any rename on the
+    machine."""
     files = {
         f"{number}.safetensors": safetensors.numpy.save({str(number): SECRET["t"]}) for number in range(50)
     }
@@ -251,7 +252,7 @@ def test_a_snapshot_cannot_lead_out_of_its_repository(tmp_path, outside):
     ):
         open_checkpoint(snapshot)
     os.unlink(os.path.join(snapshot, "b.safetensors"))
-    # Another repository of the same cache is outside, and so is a folder called blobs without the marker.
+    # Both are outside: another repository of the same cache, and a folder called blobs without the marker.
     hub_cache(tmp_path / "hub", {"b": safetensors.numpy.save(SECRET)}, repository="models--other")
     os.symlink("../../../models--other/blobs/" + "0" * 64, os.path.join(snapshot, "b.safetensors"))
     with pytest.raises(SafetensorError, match="which is outside"):
@@ -308,7 +309,7 @@ def test_each_kind_of_repository_has_its_cache(tmp_path, kind):
 
 
 def test_nothing_outside_is_opened_nor_read(tmp_path, outside):
-    """As the kernel tells it: each descriptor with its path (strace -y)."""
+    """Checks the system calls themselves: strace -y shows each descriptor with its path."""
     strace = real.need_tool("strace")
     folders = []
     for number, (make, _) in enumerate(EVIL.values()):
@@ -329,7 +330,7 @@ def test_nothing_outside_is_opened_nor_read(tmp_path, outside):
     assert {
         path for path in touched if path.startswith((str(outside), "/dev/zero", "/proc/self/exe"))
     } == set()
-    # Opened by O_PATH alone: never read, and a FIFO or device never woken.
+    # O_PATH alone opens these files: nothing reads their content, and no FIFO or device is woken.
     evil = [line for line in lines if re.search(r'open\w*\(.*"evil\.safetensors".*\) = \d', line)]
     assert evil
     assert all("O_PATH" in line for line in evil)
@@ -345,7 +346,7 @@ def test_a_fifo_is_refused_without_waiting_for_a_writer(folder, outside):
 def test_a_folder_that_is_replaced_while_it_is_opened_stays_the_one_that_was_opened(
     folder, outside, tmp_path
 ):
-    """The audit hook runs after the folder and its index were opened, and before the shards are."""
+    """The audit hook replaces the folder after its index was opened and before the shards are opened."""
     sharded(folder)
     code = PROGRAMS / "checkpoint_confinement/a_folder_that_is_replaced_while_it.py"
     text = output_of(code, folder, outside)
@@ -368,7 +369,7 @@ def test_hooks_see_the_listing_the_index_and_every_file_and_can_refuse(tmp_path,
 
 
 def test_blobs_that_become_a_link_while_the_snapshot_is_opened_lead_nowhere(tmp_path, outside):
-    """The kernel is asked for the folder itself, and refuses a link in its place (`O_NOFOLLOW`)."""
+    """`O_NOFOLLOW` makes the kernel refuse a link in place of the folder."""
     snapshot = hub_cache(tmp_path / "hub", {"a.safetensors": safetensors.numpy.save(SECRET)})
     code = "import sys, pagestream; pagestream.open_checkpoint(sys.argv[1])"
     log = tmp_path / "log"

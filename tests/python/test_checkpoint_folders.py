@@ -1,4 +1,4 @@
-"""Strange folders: each way to load weights gives the same answer to one folder."""
+"""Unusual folders: every way to load weights must treat a folder in the same way."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ pytestmark = [
 
 ONE, TWO = np.full(1, 1, "f4"), np.full(1, 2, "f4")
 NAMES = ("a", "b", "t", "lost", "extra")
-# Files, the index if there is one, the tensors that load or None for an error, options that help, and the
-# tensors that load with them. A file in "elsewhere" has a link to it in the folder.
+# For each folder: its files, its index if there is one, the tensors that load (None for an error), the
+# options that help, and the tensors that load with these options. The folder has a link to each file in
+# "elsewhere".
 FOLDERS = {
     "the index names the first copy": (
         {"1": {"a": ONE, "t": ONE}, "2": {"b": TWO, "t": TWO}},
@@ -137,7 +138,7 @@ def tensors_of(found):
     return {name: tensor.tolist() for name, tensor in found.items()}
 
 
-# All of them take a path and an open checkpoint.
+# Each of these takes a path or an open checkpoint.
 OF_BOTH = (
     by_load_state_dict,
     by_stream_checkpoint,
@@ -149,7 +150,7 @@ OF_BOTH = (
 
 @pytest.fixture(params=FOLDERS)
 def row(request, tmp_path):
-    """A folder, the tensors that load, the options that help, and the tensors that load with them."""
+    """Returns a folder, the tensors that load, the options that help, and the tensors that load with them."""
     files, weight_map, expected, options, helped = FOLDERS[request.param]
     folder = tmp_path / "folder"
     for name, tensors in files.items():
@@ -185,7 +186,7 @@ def test_an_open_checkpoint_has_the_answer_of_its_options(row, load):
 
 
 def test_a_plug_in_that_chooses_files_has_the_same_answer(row):
-    """Its host follows links, and so does it."""
+    """The host of the plug-in follows links, and the plug-in does the same."""
     folder, expected, options, helped = row
     found = json.loads(
         output_of(

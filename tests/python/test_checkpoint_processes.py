@@ -1,4 +1,4 @@
-"""Checkpoints in threads and other processes, pickled, thousands of files and thousands of times."""
+"""Checkpoints in threads and other processes, pickled, with thousands of files, opened very often."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """12 shards of 4 tensors, with an index. Not to be changed."""
+    """A folder of 12 shards with 4 tensors each, and an index. Tests must not change it."""
     return sharded(tmp_path_factory.mktemp("checkpoint") / "model")
 
 
@@ -52,7 +52,7 @@ def test_a_pickle_ships_paths_alone_and_opens_from_anywhere(folder, source, monk
 
 
 def test_a_pickle_opens_as_the_original_was_opened(tmp_path):
-    """By options without which this one does not open, or has other arrays."""
+    """Without the original's options, this checkpoint would not open or would have other arrays."""
     write_shards(tmp_path / "root", {"data": {"t": np.arange(3, dtype="f4")}})
     folder = tmp_path / "model"
     folder.mkdir()
@@ -73,7 +73,7 @@ def test_other_processes_read_it(folder, method):
 
 
 def in_child(work):
-    """Runs `work` after a fork: it returns whether all was well. A child that hangs shows its stacks."""
+    """Forks and runs `work`, which returns whether all was well. A child that hangs prints its stacks."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -81,7 +81,7 @@ def in_child(work):
         signal.alarm(120)
         try:
             os._exit(0 if work() else 1)
-        except BaseException:  # noqa: BLE001 - nothing may go back into pytest
+        except BaseException:  # noqa: BLE001 - no exception may return to pytest
             os._exit(2)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
@@ -174,7 +174,7 @@ def test_refusals_of_many_files_leak_nothing(tmp_path):
         with pytest.raises(SafetensorError, match="20 files are missing"):
             open_checkpoint(folder)
     gc.collect()
-    # Fewer if what an earlier test left is let go of meanwhile.
+    # There may be fewer if objects of an earlier test were freed meanwhile.
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -196,7 +196,7 @@ def test_checkpoints_share_the_descriptors_and_give_them_back(tmp_path):
 
 
 def test_opening_does_not_make_a_string_of_each_name(tmp_path):
-    """30,000 names of 60 bytes would be about 3 MiB of Python's memory."""
+    """30,000 strings of 60 bytes would take about 3 MiB of Python's memory."""
     code = PROGRAMS / "checkpoint_processes/opening_does_not_make_a_string_of.py"
     folder = sharded(tmp_path / "model", shards=30, tensors=1000)
     assert int(output_of(code, folder)) < 100_000

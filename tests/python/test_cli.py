@@ -122,7 +122,7 @@ class TestInfo:
 class TestFolders:
     @pytest.fixture
     def folder(self, weights, tmp_path):
-        """An index that names one of two copies, and a link to another folder."""
+        """A folder with an index that names one of two copies, and with a link to another folder."""
         folder = tmp_path / "folder"
         folder.mkdir()
         (folder / "1.safetensors").symlink_to(weights)
@@ -285,7 +285,7 @@ class TestCodes:
         )
 
     def test_what_needs_an_action_has_one_colour(self, tmp_path, weights):
-        """Files that are bad, not verified or missing, and warnings."""
+        """Bad, unverified and missing files, and warnings."""
         (tmp_path / "bad.safetensors").write_bytes(b"bad")
         (tmp_path / "x.bin").write_bytes(bytes(64))
         with weights.open("r+b") as file:
@@ -338,7 +338,7 @@ class TestCodes:
         assert pagestream_command("--version").stdout.strip() == pagestream.__version__
 
     def test_version_and_help_import_no_large_package(self):
-        """Only typer itself imports pydantic, once it knows which command there is."""
+        """Only typer itself imports pydantic, and it does so once the command is known."""
         code = """
             import contextlib, sys
             from pagestream.cli import main
@@ -392,13 +392,13 @@ class TestPageCache:
     def test_ctrl_c_tells_how_much_is_warm(self, tmp_path):
         source = tmp_path / "source"
         source.mkdir()
-        # The storage delivers the file in half a minute, and the blocks in flight in two seconds.
+        # The storage takes half a minute for the whole file, and two seconds for the blocks in flight.
         with open(source / "train.bin", "wb") as file:
             file.truncate(2048 * MIB)
         with real.slow_fuse(source, tmp_path / "mount", bandwidth_bytes=64 * MIB) as slow:
             command = [sys.executable, "-m", "pagestream", "warm", "--json", slow.path / "train.bin"]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-                assert until(lambda: len(thread_names(process.pid)) > 16)  # all that read
+                assert until(lambda: len(thread_names(process.pid)) > 16)  # all readers run
                 process.send_signal(signal.SIGINT)
                 found = json.loads(process.communicate()[0])
                 assert process.returncode == 130
@@ -421,7 +421,7 @@ class TestPageCache:
                 file.evict()
         assert facts("warm", *paths, "--limit", "12MiB")["warmed_bytes"] == 12 * MIB
         fractions = [row["fraction"] for row in facts("residency", *paths)]
-        # The kernel may reclaim some pages meanwhile, and may read ahead to the end of a file.
+        # Meanwhile the kernel may reclaim some pages or read ahead to the end of a file.
         assert fractions[0] >= 0.9
         assert fractions[1] >= 0.4
         assert fractions[2:] == [0.0, 0.0]
@@ -481,7 +481,7 @@ class TestVerify:
         assert "good. 1 file of tokens" in in_one_line(corpus.stdout)
 
     def test_what_may_be_unverified(self, weights, tokens):
-        """Errors and bad files count more. With --require-checksums each file of a checkpoint needs one."""
+        """Errors and bad files take precedence. --require-checksums demands checksums for every file."""
         allowed = pagestream_command("verify", tokens, "--allow-unverified")
         assert (allowed.exit_code, "not verified" in in_one_line(allowed.stdout)) == (GOOD, True)
         bad = weights.with_name("bad.safetensors")
@@ -570,7 +570,7 @@ class TestVerify:
         assert f"{tokens}: not verified" in in_one_line(found.stdout)
 
     def test_a_flipped_byte_beside_a_missing_file(self, weights, tmp_path):
-        """An incomplete checkpoint is bad, and the files that are there are verified all the same."""
+        """An incomplete checkpoint is bad, but its present files are verified all the same."""
         with open_checkpoint(weights) as checkpoint:
             checkpoint.write_checksums()
         write_index(tmp_path, {"layers.9": weights.name, "lost": "lost.safetensors"})
@@ -598,7 +598,7 @@ class TestVerify:
             assert [each["checked"] for each in found] == [0, 1, 0, 0]
 
     def test_a_snapshot_of_the_hugging_face_cache(self, weights, tmp_path):
-        """The name of a blob is its SHA-256."""
+        """The name of a blob is the SHA-256 of its content."""
         content = weights.read_bytes()
         blob = tmp_path / "models--m" / "blobs" / hashlib.sha256(content).hexdigest()
         snapshot = tmp_path / "models--m" / "snapshots" / "1"
@@ -617,7 +617,7 @@ class TestVerify:
 
     @pytest.fixture
     def endless(self, tmp_path):
-        """Files with checksums that take more than ten minutes to read."""
+        """Returns files with checksums, which take more than ten minutes to read."""
         source, mount = tmp_path / "source", tmp_path / "mount"
         source.mkdir()
         for number in range(2):
@@ -667,7 +667,7 @@ class TestCheck:
         assert any("max_background" in line for line in found["advice"])
 
     def test_lines_in_a_pipe_have_80_columns_and_no_trailing_blanks(self, tmp_path, weights, monkeypatch):
-        """On a mount with many options, and advice in long sentences. Only a path may be longer."""
+        """Mounts with many options and long advice stay within 80 columns. Only a path may be longer."""
         source, slow = tmp_path / "source", tmp_path / "slow"
         source.mkdir()
         monkeypatch.chdir(tmp_path)
@@ -759,7 +759,8 @@ class TestRun:
 
     @pytest.fixture
     def commands(self, tmp_path):
-        """Runs commands of a folder on PATH, where a folder of the same name is in the way."""
+        """Runs commands from a folder on PATH, where the current directory has a folder with a command's
+        name."""
         folder = tmp_path / "bin"
         folder.mkdir()
         (folder / "serve").write_text(f"#!{sys.executable}\n{self.LOADS}")
@@ -779,7 +780,7 @@ class TestRun:
         return printed
 
     def test_any_command(self, commands, tmp_path):
-        """Runs a script on PATH, a parent of other programs, Python, and a script without a suffix."""
+        """Runs a script on PATH, a script that starts programs, Python, and a script without a suffix."""
         assert commands("serve", "/m", "-m") == "pagestream.safetensors ['/m', '-m']\n"
         below = "pagestream.safetensors ['below']\npagestream.safetensors ['--json']\n"
         assert commands("launch", "--json") == below
@@ -811,7 +812,7 @@ class TestRun:
         assert re.fullmatch(rf"Traceback .*\n{where}\n(    .*\n)+KeyboardInterrupt\n", errors)
 
     def test_a_python_without_pagestream_says_so(self, tmp_path):
-        """Another Python, with a safetensors of its own, runs on."""
+        """A Python that cannot import pagestream runs the program with its own safetensors."""
         (tmp_path / "safetensors.py").touch()
         (tmp_path / "loads.py").write_text("import sys\nsys.modules['pagestream'] = None\n" + self.LOADS)
         found = program("run", tmp_path / "loads.py")
@@ -821,7 +822,7 @@ class TestRun:
 
     @pytest.mark.frameworks
     def test_processes_that_the_program_starts(self, tmp_path):
-        """Spawned ones and Pythons of their own get ours, too, and the `sitecustomize` that they have."""
+        """Spawned processes and new Pythons use pagestream too, and keep their own `sitecustomize`."""
         (tmp_path / "sitecustomize.py").write_text("import sys; sys.was_customized = True\n")
         (tmp_path / "starts.py").write_text(
             "import multiprocessing, subprocess, sys\n"
@@ -850,7 +851,7 @@ ON_IMPORT = ("PAGESTREAM_FAULT_GUARD", "PAGESTREAM_SHARE", "PAGESTREAM_LOG")
 
 
 class TestEnvironment:
-    """A bad variable is wrong use, told in one line, whether or not the command reads it."""
+    """A bad variable is wrong use. One line says so, whether or not the command reads the variable."""
 
     def told(self, variable):
         return rf"pagestream: {variable} (must be .+, not 'bogus'|is 'bogus'; it must be .+)\n"
@@ -905,7 +906,7 @@ def test_a_reader_that_goes_away(weights):
 
 
 def test_a_reader_that_is_not_there(weights):
-    """A closed pipe or no output gives no traceback, and not the exit code of a bad file."""
+    """A closed pipe or a closed output causes no traceback, and does not give the exit code of a bad file."""
     command = f"{sys.executable} -m pagestream info {weights}"
     for redirected, code in ((f"({command}; echo $? >&2) | true", 141), (f"{command} >&-; echo $? >&2", 0)):
         found = subprocess.run(["bash", "-c", redirected], capture_output=True, text=True, check=True)
@@ -924,7 +925,7 @@ HOSTILE = "a\x1b]0;title\x07\x1b[31mred\x9b2J"
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A file whose names and texts a terminal would obey, and one with a wrong shape under such a name."""
+    """Writes files whose names and texts contain terminal escapes. One of them has a wrong shape."""
 
     def written(name, shape):
         tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}

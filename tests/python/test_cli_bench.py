@@ -1,4 +1,4 @@
-"""``pagestream bench``: what it measures, and what it says of the results."""
+"""``pagestream bench``: its measurements and its report."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def test_a_file_system_in_memory_cannot_be_cold():
 
 
 def results(unit="bytes", **rates):
-    """Rates by way; those of other libraries have names that begin with "their"."""
+    """Returns the rate of each way. The names of other libraries begin with "their"."""
     return [
         bench.Result("a file", way, unit, rate, rate, rate, not way.startswith("their"))
         for way, rate in rates.items()

@@ -1,4 +1,4 @@
-"""The ``sitecustomize`` of `pagestream run` in the processes that a program starts."""
+"""The ``sitecustomize`` of `pagestream run` in the child processes of a program."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ from support.process import PROGRAMS, run_python
 
 ROOT = Path(__file__).parents[2]
 SITECUSTOMIZE = Path(_CHILDREN) / "sitecustomize.py"
-# Syntax common to Python 2.7 and 3, as far as a small module needs it.
+# The syntax that Python 2.7 and Python 3 share, as far as a small module needs it.
 COMMON_SYNTAX = frozenset(
     """
     Module Import ImportFrom alias ClassDef FunctionDef arguments arg Return Assign Expr
@@ -27,7 +27,7 @@ COMMON_SYNTAX = frozenset(
 
 
 def search_path(*folders):
-    """Returns a PYTHONPATH that begins with folders."""
+    """Returns a PYTHONPATH that begins with these folders."""
     return os.pathsep.join(filter(None, (*map(str, folders), os.environ.get("PYTHONPATH"))))
 
 
@@ -35,7 +35,7 @@ def search_path(*folders):
     "error", ["import not_installed", "import not_installed.sitecustomize", "raise ImportError('x')", "1 / 0"]
 )
 def test_an_error_in_the_users_sitecustomize_is_reported(tmp_path, error):
-    """The messages are the same as without us."""
+    """The messages are the same as without pagestream."""
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nprint('begins', file=sys.stderr)\n{error}\n")
     alone = run_python("print('child')", PYTHONPATH=search_path(tmp_path))
     assert (alone.returncode, alone.stdout) == (0, "child\n")
@@ -50,7 +50,7 @@ def test_the_command_passes_the_error_on(tmp_path):
     command = [sys.executable, "-m", "pagestream", "run", PROGRAMS / "cli_children/starts.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, "child\n"), done.stderr
-    # By the command, by the program and by its child.
+    # The command, the program and its child report one error each.
     assert done.stderr.count("ModuleNotFoundError: No module named 'not_installed'") == 3
 
 

@@ -32,7 +32,7 @@ def test_a_report_has_versions_limits_and_our_variables_alone(tmp_path):
     assert facts["kernel"].split()[1] == os.uname().release
     assert facts["RLIMIT_NOFILE"].startswith("123, at most ")
     assert facts["RLIMIT_AS"] == "95.4 GiB"
-    # The longest name sets the width of the first column.
+    # The longest name determines the width of the first column.
     assert re.search(r"^fault guard +on, SIGBUS handler installed$", found.stdout, re.MULTILINE)
     assert (facts["PAGESTREAM_AHEAD"], facts["read_ahead_kb"] != "") == ("off", True)
     assert str(tmp_path) in lines
@@ -55,7 +55,7 @@ def test_no_large_package_is_imported():
 
 
 def test_the_mount_of_a_path(tmp_path):
-    """A pipe without a writer has one, too."""
+    """A pipe without a writer has a mount too."""
     file, pipe = tmp_path / "tokens.bin", tmp_path / "pipe"
     file.write_bytes(bytes(8))
     os.mkfifo(pipe)

@@ -1,4 +1,4 @@
-"""``pagestream bench --suite field``: what loaders do in each case, and how that is told."""
+"""``pagestream bench --suite field``: the outcome of each loader in each case, and the report."""
 
 import json
 import os
@@ -28,16 +28,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 @pytest.fixture
 def _few_loaders(monkeypatch):
-    """One of ours and one of theirs: each turn is a process that imports its libraries."""
+    """Keeps one loader of ours and one rival, because each turn starts a process with new imports."""
     kinds = {kind: {name: loaders.KINDS[kind][name] for name in names} for kind, names in FEW.items()}
     monkeypatch.setattr(loaders, "KINDS", kinds)
     monkeypatch.setattr(bench, "_QUICK_FIELD", suite.Scale(rounds=1, nbytes=16 * MIB))
-    monkeypatch.setattr(suite, "_MOST_SECONDS", 100.0)  # on a machine that does other things, too
+    monkeypatch.setattr(suite, "_MOST_SECONDS", 100.0)  # the machine may be busy
 
 
 @pytest.fixture
 def _without_torch(tmp_path_factory, monkeypatch):
-    """Loaders find no torch: its import takes seconds, and they work without it."""
+    """Hides torch from the loaders. They work without it, and its import takes seconds."""
     folder = tmp_path_factory.mktemp("without_torch")
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -62,7 +62,7 @@ def test_all_cases_are_measured_and_all_losses_told(tmp_path):
     assert outcomes["tokens, cut while they are read", memmap] == "killed by SIGBUS"
     assert outcomes["tokens, cut while they are read", ours].startswith("raised MappedReadError")
     assert outcomes["weights, cut while they are read", stock] == "killed by SIGBUS"
-    # Read ahead as a whole before the file is cut, or an error.
+    # Either the loader has read the whole file before it is truncated, or it raises an error.
     assert outcomes["weights, cut while they are read", stream].startswith(
         ("right", "raised MappedReadError")
     )
@@ -113,7 +113,7 @@ def test_losses_are_figures_in_which_another_is_better_than_the_best_of_ours():
 
 
 def test_a_loader_that_gives_other_bytes_is_told(tmp_path):
-    """The file has other tokens than those that are expected."""
+    """The file contains other tokens than expected."""
     np.zeros(1 << 20, "u2").tofile(tmp_path / "tokens.bin")
     asked = {"kind": "tokens", "loader": FEW["tokens"][0], "path": str(tmp_path / "tokens.bin"), "seed": 0}
     asked |= {"most_steps": 3, "most_seconds": 5, "waits": False}

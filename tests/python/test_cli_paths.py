@@ -1,4 +1,4 @@
-"""Paths of the command: folders with several kinds of files, ids of repositories, URLs."""
+"""Paths of the command: folders with several kinds of files, repository ids, URLs."""
 
 import os
 import zipfile

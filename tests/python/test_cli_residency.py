@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 
 def on_a_terminal(columns, folder, *arguments):
-    """The lines that the command prints on a terminal so wide, without colours."""
+    """Returns the lines that the command prints on a terminal of this width, without colours."""
     found = printed_on_terminal([*COMMAND, *arguments], columns, cwd=folder)
     return re.sub(r"\x1b\[[0-9;]*m", "", found).splitlines()
 
@@ -42,7 +42,7 @@ def on_a_terminal(columns, folder, *arguments):
 def test_each_file_has_one_line_of_a_terminal(folder, columns):
     lines = on_a_terminal(columns, folder, "ckpt")
     assert all(len(line) <= columns for line in lines)
-    # The kernel may have taken pages back, so that a cell is not full.
+    # The kernel may have reclaimed pages, so a cell may not be full.
     rows = [line for line in lines if "▏" in line]
     assert len(rows) == len(SHARDS)
     assert all(re.search("▕.{10,}▏$", row) for row in rows)
@@ -57,7 +57,7 @@ def test_a_pipe_gets_whole_names_and_bars_of_one_width(folder):
 
 
 def test_watch_draws_again_until_ctrl_c_or_for_so_many_rounds(folder, monkeypatch):
-    """The page cache changes between two pictures."""
+    """The page cache changes between the two pictures."""
     path = str(folder / SHARDS[0])
     changes = iter(["evict", "warm", "Ctrl-C"])
 

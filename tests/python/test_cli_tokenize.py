@@ -53,7 +53,7 @@ def tokenize(*arguments):
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    """One token for each byte, from 0 on, and at last the end of a text."""
+    """Makes a tokenizer with one token for each byte, numbered from 0, and an end token after them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -216,7 +216,7 @@ def test_wrong_use(tmp_path, tokenizer):
         found = tokenize(*arguments)
         assert found.exit_code == WRONG_USE, found.output
         assert told in found.stderr
-        # All of this is found before anything is made.
+        # The command finds all of these errors before it writes anything.
         assert sorted(made.name for made in tmp_path.iterdir()) == ["texts.jsonl", "tokenizer.json"]
 
 
@@ -266,7 +266,7 @@ def test_other_compressed_files_are_refused_by_name(tmp_path, tokenizer, name):
 
 
 def test_compressed_texts(tmp_path, tokenizer):
-    """Of two members of gzip, and of two frames of Zstandard, in one run with plain texts."""
+    """Two gzip members, two Zstandard frames and plain texts in one run."""
     plain = json_lines(tmp_path / "a.jsonl", STORIES)
     half = plain.stat().st_size // 2
     first, second = plain.read_bytes()[:half], plain.read_bytes()[half:]
@@ -291,7 +291,7 @@ def test_compressed_texts(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
 def test_a_damaged_compressed_text(tmp_path, name, monkeypatch):
-    """One that was cut off, one with bytes behind its end, and one that is something else."""
+    """A truncated file, a file with trailing bytes, and a file of another kind."""
     if name.endswith(".zst"):
         zlib_as_zstandard(monkeypatch)
     path = tmp_path / name
@@ -311,7 +311,7 @@ def test_a_damaged_compressed_text(tmp_path, name, monkeypatch):
 
 
 def zlib_as_zstandard(monkeypatch):
-    """Puts zlib in place of Python 3.14's module, whose objects have the same methods."""
+    """Puts zlib in place of Python 3.14's Zstandard module. Their objects have the same methods."""
     module = types.ModuleType("compression.zstd")
     module.ZstdDecompressor = zlib.decompressobj
     monkeypatch.setitem(sys.modules, "compression", types.ModuleType("compression"))
@@ -341,7 +341,7 @@ def test_without_zstandard_a_line_says_what_to_install(tmp_path, tokenizer, monk
 class TestTokenizerPath:
     @pytest.fixture
     def cache(self, tmp_path, monkeypatch):
-        """A cache with two snapshots of a model, of which main is the second, and one of another model."""
+        """A cache with two models. The first has two snapshots, and its main is the second one."""
         for name in ("HF_HUB_CACHE", "XDG_CACHE_HOME"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -408,7 +408,7 @@ def test_bad_parquet(tmp_path, tokenizer):
     found = tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer)
     assert (found.exit_code, found.stderr.count("\n")) == (BAD, 1)
     assert f"{path}: not a Parquet file, or a damaged one" in found.stderr
-    # The pages of the only column.
+    # These are the pages of the only column.
     parquet.write_table(pa.table({"text": ["a story of nobody"] * 999}), path, compression="gzip")
     content = bytearray(path.read_bytes())
     content[4:60] = b"\xff" * 56
@@ -449,7 +449,7 @@ def test_a_text_that_has_no_tokens(tmp_path):
 
 
 def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
-    """An interruption leaves the parts; another text, or another tokenizer, makes them anew."""
+    """An interrupted run leaves its parts. Another text or another tokenizer makes new ones."""
     paths = [json_lines(tmp_path / f"{number}.jsonl", STORIES) for number in range(3)]
     bad = tmp_path / "3.jsonl"
     bad.write_text("no JSON\n")
@@ -463,7 +463,7 @@ def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
         *[".tokens"] * 3,
     ]
     json_lines(bad, STORIES)
-    # The bad file is another one now.
+    # The bad file has now been replaced.
     found = json.loads(tokenize(*command).stdout)
     assert (found["parts"], found["parts_made_before"]) == (4, 3)
     assert open_tokens(tmp_path / "out.bin")[:].tolist() == expected(tokenizer, STORIES * 4, ends=False)
@@ -472,7 +472,7 @@ def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
 
 
 def replace_text(path, content, times_of=None):
-    """Puts another file in place of a text. `times_of` has the times that it gets."""
+    """Replaces a text with another file. The new file gets the times of `times_of`."""
     other = path.with_suffix(".new")
     other.write_text(content)
     if times_of is not None:
@@ -497,7 +497,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_text_that_changes_is_not_encoded(tmp_path, tokenizer, change):
-    """Not even if it leads to an error of its own."""
+    """A changed text is not encoded, even if the change would cause an error of its own."""
     path = tmp_path / "texts.txt"
     path.write_text("cat\n" * 9)
     parts = tmp_path / "parts"
@@ -537,7 +537,7 @@ def test_a_text_that_is_replaced_between_two_parts(tmp_path, tokenizer, monkeypa
 
 @pytest.mark.parametrize("lines", ["the cat\n", ""])
 def test_a_text_that_is_replaced_after_its_last_part(tmp_path, tokenizer, monkeypatch, lines):
-    """Its parts are not used again, even if the new text has its size and times."""
+    """The parts of the old text are not reused, even if the new text has the same size and times."""
     path, other = tmp_path / "text.txt", tmp_path / "other.txt"
     path.write_text(lines)
     other.write_text("a mouse\n")
@@ -586,7 +586,7 @@ def made(tmp_path):
 
 
 def test_two_runs_with_one_target(tmp_path, tokenizer, monkeypatch):
-    """The second one ends at once, and takes nothing from the first."""
+    """The second run ends at once and takes nothing from the first."""
     path, out = json_lines(tmp_path / "texts.jsonl", STORIES), tmp_path / "out.bin"
     seconds = []
 
@@ -629,7 +629,7 @@ def test_the_holder_of_the_lock_as_far_as_it_is_known(tmp_path, tokenizer, conte
 
 
 def test_a_lock_file_that_the_run_before_removes(tmp_path, tokenizer, monkeypatch):
-    """It may do so, together with the folder, after this run has opened the file or made the folder."""
+    """The previous run may remove the file and its folder after this run has made or opened them."""
     path = json_lines(tmp_path / "texts.jsonl", STORIES)
     folder = tmp_path / "out.bin.parts"
     removed = []
@@ -662,7 +662,7 @@ def test_a_file_system_without_locks(tmp_path, tokenizer, monkeypatch):
 
 
 def started(tmp_path, tokenizer, processes, path=None, **options):
-    """A run of ten parts, or of a file, which goes on when the first is done."""
+    """Starts a run over ten parts, or over the given file."""
     path = path or json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 8000)
     command = [sys.executable, "-m", "pagestream", "tokenize", path, tmp_path / "out.bin"]
     command += ["--tokenizer", tokenizer, "--processes", processes]
@@ -675,7 +675,7 @@ def children_of(running):
 
 
 def begun(running):
-    """Returns the children that run a program of their own. A signal that comes earlier may be lost."""
+    """Returns the children that already run their own program. An earlier signal may be lost."""
 
     def command_of(process):
         with contextlib.suppress(OSError):
@@ -697,7 +697,7 @@ def are_gone(processes):
 
 
 def told(tmp_path, done):
-    """What an interrupted run says."""
+    """Returns the message of an interrupted run."""
     if not done:
         return ""
     total = len(parts_of(str(tmp_path / "texts.jsonl"), "text", lines=False))
@@ -706,7 +706,7 @@ def told(tmp_path, done):
 
 
 def test_an_interruption_leaves_no_thread_of_the_pool(tmp_path, tokenizer, monkeypatch):
-    """At exit the interpreter would write to the thread's pipe, while the thread closes it."""
+    """At exit, the interpreter would write to the thread's pipe while the thread closes it."""
 
     def interrupted(_):
         raise KeyboardInterrupt
@@ -727,16 +727,16 @@ def test_an_interruption_leaves_no_thread_of_the_pool(tmp_path, tokenizer, monke
     ("processes", "parts"), [(1, 1), (2, 1), (2, 0)], ids=["one", "two", "two that begin"]
 )
 def test_an_interruption(tmp_path, tokenizer, processes, parts, number):
-    """It ends at once with all processes, and leaves no file with half of the tokens."""
+    """The run ends at once with all of its processes, and leaves no half-written file of tokens."""
     with started(tmp_path, tokenizer, processes, start_new_session=True) as running:
-        # One more: Python's own, which looks after resources.
+        # There is one more child: Python's resource tracker.
         assert until(lambda: len(begun(running)) > processes)
         assert until(lambda: made(tmp_path) >= parts)
         children = children_of(running)
         os.killpg(running.pid, number)
         assert running.wait() == 128 + number
         done = made(tmp_path)
-        # The pipes end, too.
+        # The pipes are closed too.
         assert running.communicate() == ("", told(tmp_path, done))
     assert are_gone(children)
     assert made(tmp_path) == done, "what was begun or queued is not waited for"
@@ -761,14 +761,14 @@ def test_processes_end_with_a_killed_parent(tmp_path, tokenizer, parts):
         assert until(lambda: made(tmp_path) >= parts)
         children = children_of(running)
         running.kill()
-        # That is, until nobody has the pipes open. Python itself says what it removed.
+        # `communicate` returns once no process has the pipes open. Python reports the resources it removed.
         output, _ = running.communicate()
         assert output == ""
     assert are_gone(children)
 
 
 def test_a_killed_run_is_resumed_at_once(tmp_path, tokenizer):
-    """Its lock file stays, and its lock does not. The second part is held until the run is killed."""
+    """The lock file stays, but its lock is gone. The second part is held back until the run is killed."""
     source = tmp_path / "source"
     source.mkdir()
     json_lines(source / "texts.jsonl", ["word " * 1000] * 1700)
@@ -812,7 +812,7 @@ def test_ctrl_c_while_parts_are_queued_waits_for_none(tmp_path, tokenizer, monke
     submit = ProcessPoolExecutor.submit
 
     def interrupted(*arguments):
-        signal.raise_signal(signal.SIGINT)  # it is blocked
+        signal.raise_signal(signal.SIGINT)  # the signal is blocked
         return submit(*arguments)
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
@@ -833,7 +833,7 @@ def test_a_line_that_spans_parts(tmp_path):
 
 
 def save_large_vocabulary(folder):
-    """Writes a tokenizer with tokens that 16 bits do not hold, and a text with one of them."""
+    """Writes a tokenizer with tokens above 16 bits, and a text with one of these tokens."""
     words = {f"w{number}": number for number in range(70_000)}
     made = Tokenizer(models.WordLevel(words, unk_token="w0"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -870,7 +870,7 @@ def test_files_of_others_in_the_folder_of_parts_stay(tmp_path, tokenizer):
 
 
 def of_words(pre_tokenizer, **parts):
-    """A tokenizer that has learnt words, spaces and ends of lines that follow one another."""
+    """Trains a tokenizer on words, on runs of spaces and on runs of line ends."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizer
     for name, part in parts.items():

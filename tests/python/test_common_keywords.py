@@ -16,7 +16,7 @@ from pagestream._common.keywords import ADVICE, advises
 
 
 def function_of(name):
-    """The function of a row, or the class whose `__init__` it is."""
+    """Returns the function of a row, or the class if the row names an `__init__`."""
     module, _, rest = f"pagestream.{name}".rpartition(".")
     if module.endswith(".Checkpoint"):
         return getattr(pagestream.Checkpoint, rest)
@@ -59,7 +59,7 @@ def test_a_loader_says_what_to_use_in_place_of_a_word(word, advice):
     assert told(TokenLoader, "tokens.bin", **{word: 4}) == message
 
 
-# Keyword arguments of other libraries' loaders and data sets. Ours have other names, or do not need them.
+# Keyword arguments of other libraries' loaders and datasets. pagestream names them differently or lacks them.
 FOREIGN = {
     "nanoGPT": "data_dir block_size gradient_accumulation_steps max_iters",
     "llm.c": "filename_pattern B T process_rank num_processes",
@@ -93,7 +93,7 @@ def test_a_loader_has_advice_for_the_words_of_other_loaders(library):
 
 @pytest.mark.frameworks
 def test_every_word_of_the_table_is_told_with_its_advice():
-    """No word is a parameter, or the decorator would hide an error of the function behind advice."""
+    """No word in the table is a parameter: the decorator would replace the function's own error by advice."""
     assert len(ADVICE) > 12
     for name, advice in ADVICE.items():
         function = function_of(name)

@@ -1,4 +1,4 @@
-"""`~` in paths: every entry that takes a path understands it."""
+"""`~` in paths: every function that takes a path expands it."""
 
 import os
 from pathlib import Path

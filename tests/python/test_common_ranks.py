@@ -25,7 +25,7 @@ def _no_launcher(monkeypatch):
 
 @pytest.fixture
 def group():
-    """Initialises torch.distributed for rank 1 of 2 when it is called."""
+    """Initialises torch.distributed as rank 1 of 2 when called."""
 
     def initialise():
         store = torch.distributed.HashStore()
@@ -57,11 +57,11 @@ def loader(path, **ranks):
         ({"PMI_SIZE": "4", "PMI_RANK": "1"}, (1, 4)),
         ({"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "0"}, (0, 4)),
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}, (3, 4)),
-        # A batch script of Slurm has no step: it is one process.
+        # A Slurm batch script runs outside any step: it is a single process.
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),
-        # torchrun on each of two nodes, started by srun.
+        # srun starts torchrun on each of two nodes.
         ({"WORLD_SIZE": "16", "RANK": "9", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, (9, 16)),
-        # mpirun on two nodes, whose daemons srun has started.
+        # mpirun runs on two nodes, where srun has started its daemons.
         (
             {
                 "OMPI_COMM_WORLD_SIZE": "8",
@@ -71,7 +71,7 @@ def loader(path, **ranks):
             },
             (5, 8),
         ),
-        # torchrun, to which the tasks of a batch script do not belong.
+        # The tasks of a batch script do not belong to torchrun.
         ({"WORLD_SIZE": "8", "RANK": "3", "SLURM_NTASKS": "2"}, (3, 8)),
         ({"WORLD_SIZE": "1", "RANK": "0", "SLURM_NTASKS": "2"}, (0, 1)),
         ({"WORLD_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"}, (0, 1)),
@@ -154,7 +154,7 @@ def test_a_loader_from_before_the_process_group_is_right_if_the_launcher_was(mon
 
 
 def test_a_loader_with_a_batch_taken_goes_on(path, group):
-    """The first batch shows whether the loader was right. A group for something else may follow."""
+    """The first batch decides whether the rank was right. A process group for another purpose may follow."""
     with loader(path) as before:
         next(before)
         group()

@@ -1,4 +1,4 @@
-"""The copy routine of the other architecture, assembled and run under emulation."""
+"""The AArch64 copy routine, assembled and run under emulation."""
 
 import subprocess
 from pathlib import Path

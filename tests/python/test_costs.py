@@ -1,6 +1,7 @@
 """Instructions per call, counted by callgrind.
 
-The clock of a busy machine hides a call that has become 20 % slower. Its instructions do not vary.
+On a busy machine, timing cannot reveal a call that has become 20 % slower. The number of instructions does
+not vary.
 """
 
 import re
@@ -12,7 +13,7 @@ from support import real
 from support.process import PROGRAMS, output_of
 
 # Instructions per call of pagestream, and of a reference in the same process: safetensors for weights, NumPy
-# for tokens. The test compares their quotients, so that another Python or NumPy changes little.
+# for tokens. The test compares their quotients, so another version of Python or NumPy changes little.
 NUMPY = {
     "get_tensor": (8_871, 18_819),
     "open 1,000 tensors": (2_971_474, 7_818_344),
@@ -25,7 +26,7 @@ LIMIT = 1.1
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """The library that starts and ends a count."""
+    """Builds the library that starts and ends a count."""
     real.need_tool("valgrind")  # and its headers
     library = tmp_path_factory.mktemp("costs") / "count.so"
     compile_it = [real.need_tool("gcc"), "-shared", "-fPIC", PROGRAMS / "costs/count.c", "-o", library]
@@ -70,7 +71,7 @@ def counted(program, library, folder, *arguments):
 )
 def test_calls_take_no_more_instructions_than_recorded(library, tmp_path, program, arguments, recorded):
     found = counted(program, library, tmp_path, *arguments)
-    print(found)  # pytest shows it if the test fails
+    print(found)  # pytest shows this if the test fails
     assert found.keys() == recorded.keys()
     for what, (ours, reference) in found.items():
         quotient, allowed = ours / reference, LIMIT * recorded[what][0] / recorded[what][1]

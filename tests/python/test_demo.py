@@ -1,4 +1,4 @@
-"""`examples/demo`, run as a user runs it, on little input and for a few steps."""
+"""`examples/demo`, run as users run it, with little input and few steps."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ run_fork = functools.partial(run_torch, has_brief_end=True)
 
 
 def run_folder(program, *arguments, **options):
-    """Runs the folder of a program, by a Python of its own."""
+    """Runs the demo's folder as a program, in its own Python process."""
     command = [sys.executable, program.parent, *arguments]
     return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **options)
 
@@ -62,12 +62,12 @@ class Workplace:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A whole run and what it left behind."""
+    """The outcome of one run, and the files it left behind."""
 
     printed: str
     results: dict
-    files: dict[str, int]  # by name, when it was last written
-    picture: bytes  # the beginning of demo.png
+    files: dict[str, int]  # name -> time of the last write
+    picture: bytes  # the first bytes of demo.png
 
     @classmethod
     def in_(cls, place, **options):
@@ -85,14 +85,14 @@ def workplace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(workplace):
-    """A first run and a second one in the same directory."""
+    """Runs the demo twice in the same directory."""
     return Run.in_(workplace, run=run_folder), Run.in_(workplace)
 
 
 def test_writes_its_files_and_nothing_elsewhere(workplace, runs):
     assert all(run.files.keys() == FILES for run in runs)
     assert [list(path.iterdir()) for path in workplace.elsewhere.values()] == [[], [], []]
-    # Other tests run the demo in the same folder, so the picture may be gone.
+    # Other tests run the demo in the same folder, and may have removed the picture.
     assert all(run.picture.startswith(b"\x89PNG") for run in runs)
 
 

@@ -1,4 +1,4 @@
-"""`safe_open` and `load_file` for a device, which is simulated."""
+"""`safe_open` and `load_file` for a simulated device."""
 
 import itertools
 import json
@@ -43,7 +43,7 @@ def path(tmp_path_factory, tensors):
 
 
 class Noting(LateDevice):
-    """Notes the sizes of the copies."""
+    """Records the size of each copy."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -56,7 +56,7 @@ class Noting(LateDevice):
 
 @pytest.fixture
 def late(monkeypatch):
-    """`safe_open` of torch takes a GPU whose copies come late, and that is the CPU."""
+    """Lets torch's `safe_open` take the CPU for a GPU whose copies come late."""
     device = Noting(delay=0.001)
     monkeypatch.setattr(_open, "framework_on", gpu)
     monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _, nbytes: device if nbytes else None)
@@ -99,7 +99,7 @@ def test_parts_are_those_of_torch(path, tensors, late, monkeypatch, index):
             expected = tensors[name].numpy()[index]
             assert np.array_equal(file.get_slice(name)[index].numpy(), expected)
             nbytes += expected.nbytes
-    # Lists index on the CPU.
+    # Index lists are applied on the CPU.
     assert sum(late.copied) == (0 if "[" in str(index) else nbytes)
 
 
@@ -146,7 +146,7 @@ def test_tensors_on_meta_are_not_read(path, tensors, monkeypatch):
 
 
 def test_what_is_read_ahead_into_memory_goes_to_the_device(tmp_path, tensors, path, late):
-    """On a mount without a page cache read-ahead goes into memory of its own."""
+    """On a mount without a page cache, read-ahead goes into the process's own memory."""
     slow = real.slow_fuse(path.parent, tmp_path / "mount", delay_ms=1, direct_io=True)
     with slow as mount, safe_open(mount.path / path.name, "pt", "cuda") as file:
         for name in file.offset_keys():
@@ -221,14 +221,14 @@ def test_small_tensors_and_other_devices_have_no_pieces(monkeypatch):
 
 
 def test_cached_pieces_are_read_by_several_threads(path, tmp_path):
-    """Threads that a program starts, as strace counts them."""
+    """Counts with strace the threads that a program starts."""
     trace = tmp_path / "trace"
     options = ["-f", "--seccomp-bpf", "-qq", "-e", "trace=clone,clone3,access,faccessat2", "-o", trace]
     begun = re.compile(r"^\d+ +(?:clone3?\(|<... clone3? resumed).* = \d+$", re.MULTILINE)
     program = PROGRAMS / "devices" / "reads_by_threads.py"
     wrapper = (real.need_tool("strace"), *options)
     assert output_of(program, path, 1, 4, wrapper=wrapper) == "same\nsame"
-    # It calls access(2) with these names before and after each load.
+    # The program calls access(2) with these names before and after each load.
     starts = [
         len(begun.findall(trace.read_text().split(f"begins-{threads}")[1].split(f"ends-{threads}")[0]))
         for threads in (1, 4)
@@ -255,7 +255,7 @@ def test_memory_that_cannot_be_page_locked_serves_as_well(path, tensors, late, m
 
 @pytest.fixture
 def staged(monkeypatch):
-    """`load_file` stages for the CPU as if it were a GPU. Returns the bytes of each load."""
+    """Makes `load_file` stage for the CPU as if it were a GPU. Returns the bytes of each load."""
     device, loads, transferred = copy_device.CopyDevice(torch.device("cpu")), [], staged_file.transferred
 
     def noted(files, wanted, *options):
@@ -277,7 +277,7 @@ def test_a_file_for_a_gpu_goes_through_staging(path, tensors, staged):
         assert list(found) == file.offset_keys()
     for name, tensor in tensors.items():
         same_bits(found[name], tensor)
-        # A model that has such tensors can be saved, and each can be resized.
+        # Each tensor has its own storage, so a model with such tensors can be saved, and each can be resized.
         assert found[name].untyped_storage().nbytes() == tensor.nbytes
 
 
@@ -332,12 +332,12 @@ def test_errors_are_those_of_safe_open(tmp_path, staged):
 
 @pytest.mark.parametrize(("is_built", "kind"), [(True, RuntimeError), (False, AssertionError)])
 def test_the_error_for_a_gpu_that_torch_does_not_see_has_torchs_type(path, monkeypatch, is_built, kind):
-    """Upstream's is torch's own: its type depends on how torch was built."""
+    """Upstream raises torch's own error, whose type depends on the build of torch."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
     count = torch.cuda.device_count()
     seen = f"^device 'cuda:{count}' is not available: torch .* sees {count or 'no'} cuda device"
     device = f"cuda:{count}"
-    with safe_open(path, "pt", device) as file:  # it opens, as upstream's
+    with safe_open(path, "pt", device) as file:  # opening succeeds, as with upstream
         large = file.get_slice("large")
         for call in (
             lambda: load_file(path, device),
@@ -378,7 +378,7 @@ def test_bytes_in_memory_are_loaded_to_the_cpu(tensors):
     same_bits(found["a"], tensors["int64"])
 
 
-# --- cuts --------------------------------------------------------------------------------------------
+# --- parts -------------------------------------------------------------------------------------------
 
 
 def test_parts_of_a_selection_are_its_elements_in_order():

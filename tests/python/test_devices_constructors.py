@@ -1,4 +1,4 @@
-"""Loads while the program has replaced torch's constructors, or makes fake tensors."""
+"""Loads while the program has replaced torch's constructors, or while it creates fake tensors."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def path(tmp_path_factory, tensors):
 
 @pytest.fixture(params=["late", "direct"])
 def device(request, monkeypatch):
-    """Loads take the way to a device: one whose copies come late, or the CPU as if it were a GPU."""
+    """Sends loads to a device: one whose copies come late, or the CPU as if it were a GPU."""
     found = LateDevice(delay=0) if request.param == "late" else CopyDevice(torch.device("cpu"))
     monkeypatch.setattr(copy_device, "staged_for", lambda _: found)
     monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _, nbytes: found if nbytes else None)
@@ -52,7 +52,8 @@ def device(request, monkeypatch):
     )
     monkeypatch.setattr(CopyDevice, "allocate_pinned", lambda _, nbytes: np.empty(nbytes, np.uint8))
     if request.param == "direct":
-        # `load_file` copies on the device: too early for the simulated one, whose host does not wait.
+        # `load_file` copies on the device. The late device lacks the bytes by then, as its host does not
+        # wait.
         monkeypatch.setattr(staged_file, "_gpu", lambda _: found)
         monkeypatch.setattr(staged_file, "LEAST_BYTES", 0)
     return found
@@ -189,7 +190,7 @@ def test_deepspeed_itself(path, tmp_path):
     [("empty", "read", "matrix", torch.float32), ("view", "auto", "bfloat16", torch.bfloat16)],
 )
 def test_a_mode_that_changes_tensors_is_named(path, function, mode, name, kind):
-    """A tensor with another type or device than in the header is refused."""
+    """A tensor whose type or device differs from the header's is refused."""
     told = f"'{name}' .*torch returned torch.float64 on cpu, not {kind} on cpu: a TorchFunctionMode"
     with safe_open(path, "pt", mmap_mode=mode) as file:
         with Changes(function), pytest.raises(SafetensorError, match=told):
@@ -209,7 +210,7 @@ def test_more_dimensions_than_numpy_has(tmp_path):
 
 
 def test_constructors_are_those_of_torch(monkeypatch):
-    """The replacements are seen by programs, and not by loads."""
+    """Programs see the replaced constructors, but loads do not use them."""
     for name in ("as_tensor", "from_numpy"):
         monkeypatch.setattr(torch, name, None)
     with deepspeed_zero_init():
@@ -233,13 +234,13 @@ GIVEN = [([1.0],), (2,), (2,), (2,), ((2,), 1.0), (1.0,), (2,), (2,)]
 
 @pytest.fixture
 def unreadable(tensors, tmp_path):
-    """A file on a mount where each read of a tensor's bytes fails."""
+    """Yields a file on a mount where each read of a tensor's bytes fails."""
     (tmp_path / "source").mkdir()
     source = tmp_path / "source/model.safetensors"
     safetensors.torch.save_file(tensors, source)
     with source.open("rb") as file:
         data_start = 8 + int.from_bytes(file.read(8), "little")
-    # To open a file in "read" mode is to try its last byte.
+    # Opening a file in "read" mode reads its last byte.
     failing = (data_start, source.stat().st_size - 1)
     slow = real.slow_fuse(source.parent, tmp_path / "mount", direct_io=True, fail_range=failing)
     with slow as mount, safe_open(mount.path / source.name, "np", mmap_mode="read") as file:
@@ -354,6 +355,6 @@ def test_a_stream_goes_on_with_bytes_where_the_mode_ends(path, tensors):
 
 
 def test_fake_masks_are_refused(path):
-    """The shape of such a part depends on elements."""
+    """The shape of such a part depends on the values of the elements."""
     with FakeTensorMode(), safe_open(path, "pt") as file, pytest.raises(SliceError, match="nonzero"):
         file.get_slice("vector")[[True, False] * 350]

@@ -1,4 +1,4 @@
-"""Every example in docstrings, README and documents is run; figures show what the records have."""
+"""The examples in docstrings, README and documents run, and figures show the recorded numbers."""
 
 import contextlib
 import doctest
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def _example_files(tmp_path, monkeypatch):
-    """A directory with the files that the examples name."""
+    """Makes a directory with the files that the examples name."""
     from pagestream.safetensors.numpy import save_file
 
     np.arange(4096, dtype="u2").tofile(tmp_path / "tokens.bin")
@@ -36,7 +36,7 @@ def _example_files(tmp_path, monkeypatch):
 
 
 def modules():
-    """Yields all modules. The names of `__all__` are in their namespaces, where doctest looks for them."""
+    """Yields all modules. Their namespaces contain the names of `__all__`, so that doctest finds them."""
     found = [each.name for each in pkgutil.walk_packages(pagestream.__path__, "pagestream.")]
     for name in ["pagestream", *found]:
         if name != "pagestream._native" and not name.startswith("pagestream.plugins."):
@@ -51,8 +51,8 @@ def examples():
     return sorted(found, key=lambda test: test.name)
 
 
-# Their runtimes install signal handlers and threads: not in this process.
-# The functions of flax, tensorflow and mlx are the same, and their examples import those of flax.
+# Their runtimes install signal handlers and start threads, so this process does not import them. The
+# functions of flax, tensorflow and mlx are the same, and their examples import those of flax.
 FRAMEWORKS = ("_foreign", "paddle")
 IN_FRAMEWORK = """
 import doctest, importlib, sys, warnings
@@ -87,7 +87,7 @@ def test_the_example_in_the_docstring_runs(example):
     assert result.failed == 0, "".join(report)
 
 
-# Each imports its host.
+# Each plug-in imports its host.
 PLUGINS = [
     each.name for each in pkgutil.iter_modules([f"{pagestream.__path__[0]}/plugins"], "pagestream.plugins.")
 ]
@@ -125,14 +125,14 @@ def test_every_public_function_has_an_example():
 
 
 def code_blocks(document):
-    """The Python that a page has itself; `test_recipes.py` runs what it includes."""
+    """Returns the Python blocks that the page itself contains. `test_recipes.py` runs the included files."""
     text = (ROOT / document).read_text()
     return re.findall(r"^```python\n(?!--8<--)(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
 def _uninstalled():
-    """What a document installs is gone afterwards."""
+    """Undoes the `install` calls of a document afterwards."""
     yield
     uninstall_all()
 
@@ -150,7 +150,7 @@ DOCUMENTS = [page for page in PAGES if code_blocks(page)]
 @pytest.mark.usefixtures("_uninstalled")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_page_can_be_pasted_block_by_block_into_an_empty_folder(document, tmp_path, monkeypatch):
-    """Each block imports what it needs, and takes files that it or an earlier block has made."""
+    """Each block imports the modules it needs, and uses only files that it or an earlier block has made."""
     monkeypatch.chdir(tmp_path)
     for block in code_blocks(document):
         if "init_process_group" in block:
@@ -183,13 +183,13 @@ def test_a_figure_for_light_pages_has_one_for_dark_pages():
     dark = {name for name, palette in shown if palette == "#only-dark"}
     assert dark == {f"{name}-dark" for name in light}
     assert {"loads", "windows"} < light
-    # Pictures of terminals are dark by themselves.
+    # Pictures of terminals are dark in both palettes.
     assert all(name.startswith("terminal-") for name, palette in shown if not palette)
 
 
 @pytest.mark.parametrize("document", PAGES)
 def test_the_copy_button_copies_commands_without_prompts(document):
-    """`copy.css` hides prompts and output by the classes that Pygments gives them."""
+    """`copy.css` hides prompts and output by their Pygments classes."""
     hidden = re.findall(
         r"^\[data-md-copying\] \.(\w+)", (ROOT / "docs/stylesheets/copy.css").read_text(), re.MULTILINE
     )
@@ -223,7 +223,7 @@ def test_each_target_of_the_makefile_has_a_line_of_help():
 
 
 def texts(picture):
-    """The texts of an SVG."""
+    """Returns the texts of an SVG."""
     return [
         "".join(element.itertext()).strip()
         for element in ET.parse(picture).iter("{http://www.w3.org/2000/svg}text")
@@ -257,7 +257,7 @@ def test_the_texts_for_agents_are_those_of_the_guides(monkeypatch):
     for page in PAGES[1:]:
         assert (ROOT / page).read_text() in made["llms-full.txt"]
     links = re.findall(r"\]\((.*?)\)", made["llms.txt"])
-    assert len(links) == len(PAGES)  # without README and the first page, and with two texts
+    assert len(links) == len(PAGES)  # README and the first page are missing, and two texts are added
 
 
 def test_the_summary_shows_what_the_records_have(monkeypatch):
@@ -271,7 +271,7 @@ def test_the_summary_shows_what_the_records_have(monkeypatch):
 
 
 def test_titles_of_figures_begin_at_their_left_edge():
-    """Beside the labels of the bars they would end outside."""
+    """A title that begins beside the labels of the bars would run out of the figure."""
     pictures = set((ROOT / "docs/figures").glob("*.svg")) - set(
         (ROOT / "docs/figures").glob("terminal-*.svg")
     )

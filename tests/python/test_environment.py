@@ -1,4 +1,4 @@
-"""The environment: what each variable does, and what is said of a value that cannot be."""
+"""Environment variables: the effect of each one, and the errors for invalid values."""
 
 import logging
 

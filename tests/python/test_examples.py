@@ -1,4 +1,4 @@
-"""`examples/programs` and `examples/nanogpt`, run as a user runs them, on little input."""
+"""`examples/programs` and `examples/nanogpt`, run as users run them, with little input."""
 
 import math
 import os
@@ -21,7 +21,7 @@ PROGRAMS = EXAMPLES / "programs"
 
 
 def output_of(folder, *command):
-    """What a Python program prints that runs in a folder."""
+    """Returns the output of a Python program that runs in a folder."""
     program, *arguments = command
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = run_torch(folder / program, *arguments, cwd=folder, env=environment, has_brief_end=True)
@@ -37,7 +37,7 @@ def test_each_program_is_in_the_list_and_tested():
 
 
 def test_training_goes_on_with_another_number_of_ranks(tmp_path):
-    # Tokens of one byte make a small model.
+    # One-byte tokens keep the model small.
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 256, 50_000, "u1"))
     program = PROGRAMS / "train_ranks.py"
     arguments = (tmp_path / "tokens.npy", "--steps", 5, "--checkpoint", tmp_path / "checkpoint")
@@ -64,7 +64,7 @@ def test_shards_load_by_distributed_checkpoint(tmp_path):
     save_file(weights, folder / "model.safetensors")
     printed = run_ranks(2, PROGRAMS / "dcp_load.py", folder)
     total = 1770 + 4 + 45
-    # The one row of the last matrix is the first rank's, and nobody shares the scalar.
+    # The first rank holds the only row of the last matrix, and no rank shares the scalar.
     for rank, held in enumerate((30 + 2 + 10, 30 + 2)):
         assert f"rank {rank} holds {held} elements; the sum of all is {total:.6g}" in printed
 
@@ -86,7 +86,7 @@ ALL = sorted(PROGRAMS.glob("*.py"))
 
 
 def refusal_of(folder, *command):
-    """What a program says on standard error that ends with 2 for wrong use."""
+    """Returns the standard error of a program that ends with exit code 2 for wrong use."""
     program, *arguments = command
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
     done = run_torch(program, *arguments, cwd=folder, env=environment, has_brief_end=True)
@@ -128,7 +128,7 @@ def test_wrong_use_of_a_program_is_told_without_a_traceback(tmp_path, arguments,
 
 @pytest.fixture
 def nanogpt(tmp_path):
-    """A folder with nanoGPT's script and a text of letters, as its `prepare.py` writes one."""
+    """Makes a folder with nanoGPT's script and a text of letters, as written by its `prepare.py`."""
     shutil.copytree(EXAMPLES / "nanogpt", tmp_path / "nanogpt")
     data = tmp_path / "nanogpt/data/mine"
     data.mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_nanogpt_trains(nanogpt):
 
 
 def test_nanogpt_has_the_lines_of_its_readme_alone():
-    """What its README shows as the difference is what the script has."""
+    """The script differs from upstream's exactly by the lines that its README shows."""
     readme = (EXAMPLES / "nanogpt/README.md").read_text()
     difference = re.search(r"^```diff\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)[1].splitlines()
     script = (EXAMPLES / "nanogpt/train.py").read_text().splitlines()
@@ -167,10 +167,10 @@ def test_nanogpt_has_the_lines_of_its_readme_alone():
 
 
 def test_a_resumed_nanogpt_trains_on_the_batches_that_follow(nanogpt):
-    """A run that is cut after its second evaluation, and resumed from the checkpoint written there."""
+    """A run stops after its second evaluation, and resumes from the checkpoint written there."""
     folder, _ = nanogpt
     script = (folder / "train.py").read_text()
-    # The places of the batches that are trained on: the first tokens of their rows.
+    # Prints the first tokens of each row that the script trains on.
     script, count = re.subn(
         r"( +)with ctx:\n +logits, loss = model\(X, Y\)\n +loss = loss /",
         lambda found: f"{found[1]}print('trained on', X[:, :8].tolist())\n{found[0]}",
@@ -188,6 +188,6 @@ def test_a_resumed_nanogpt_trains_on_the_batches_that_follow(nanogpt):
 
     whole = batches("--max_iters=7", "--out_dir=whole")
     assert len(set(whole)) == 16
-    # The checkpoint is written at step 4, after 4 steps of two batches.
+    # The script writes the checkpoint at step 4, after 4 steps of two batches.
     assert batches("--max_iters=5", "--out_dir=cut") == whole[:12]
     assert batches("--max_iters=7", "--out_dir=cut", "--init_from=resume") == whole[8:]

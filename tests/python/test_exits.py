@@ -1,4 +1,4 @@
-"""A process that leaves while reads are under way ends at once, with the exit code of a plain program."""
+"""A process that exits while reads are in flight ends at once, with the exit code of a plain program."""
 
 import signal
 
@@ -12,7 +12,7 @@ from support import real
 from support.process import PROGRAMS, kill, start_python
 
 KIB = 1 << 10
-# Those of programs that do nothing else.
+# The exit codes of programs that do nothing else.
 EXIT_CODES = {
     "end": 0,
     "sys.exit": 7,
@@ -40,7 +40,8 @@ def source(tmp_path_factory):
 
 @pytest.mark.parametrize("way", EXIT_CODES)
 def test_a_process_leaves_while_reads_are_under_way(source, tmp_path, way):
-    """The kernel ends a process only after its reads: they are held until it leaves, and not longer."""
+    """The kernel ends a process only after its reads complete. The test holds these until the process
+    exits."""
     with real.slow_fuse(source, tmp_path / "slow", direct_io=True) as slow:
         slow.gate.hold(4 * KIB)
         with start_python(PROGRAMS / "exits/leave.py", way, slow.path) as process:

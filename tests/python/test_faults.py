@@ -1,4 +1,4 @@
-"""Files that are cut or fail while they are read: an exception, never a dead process, never zeros."""
+"""Files that are truncated or fail during reads: an exception, never a dead process, never zeros."""
 
 import errno
 import os
@@ -15,8 +15,8 @@ from support.process import PROGRAMS, output_of, run_python
 
 PAGE_BYTES = 4096
 
-# Four threads read at random while the file is cut to a random size and grown back by its data, 250
-# times. Whatever is returned must be the file's bytes: each 8 bytes hold their own number.
+# Four threads read at random while the file is truncated to a random size and grown back with its data, 250
+# times. Every returned byte must be the file's: each 8 bytes hold their own number.
 TORTURE = PROGRAMS / "faults/torture.py"
 
 
@@ -52,13 +52,13 @@ def test_a_file_cut_under_four_reading_threads_raises_on_direct_fuse(direct_moun
 
 @pytest.mark.parametrize("mode", ["shared", "private", "read"])
 def test_zeros_are_data_only_if_the_server_has_them(tmp_path, mode):
-    """A page that is cut while it is read comes with zeros at its end, before the kernel knows why."""
+    """A page that is truncated during the read arrives with zeros at its end, before the kernel knows why."""
     source = tmp_path / "source"
     source.mkdir()
     content = b"\1" * 3 * PAGE_BYTES + bytes(PAGE_BYTES)
     (source / "f").write_bytes(content)
     timeouts = [f"{name}_timeout=3600" for name in ("attr", "entry", "ac_attr")]
-    # On a mount that is read-only the kernel keeps no time of access, for which it would ask the server.
+    # On a read-only mount, the kernel maintains no access time and therefore does not query the server.
     with real.bindfs(source, tmp_path / "mount", "ro", *timeouts) as mount:
         file = MappedFile(mount / "f", mode=mode)
         assert file.read() == content
@@ -75,7 +75,7 @@ def test_the_disk_of_these_tests_is_a_disk(tmp_path):
     assert found == "ext4"
 
 
-# The handlers before the file is opened, and those after it.
+# The handlers installed before the file is opened, and the handlers installed after it.
 HANDLERS = {
     "alone": ("", ""),
     "faulthandler before": ("faulthandler", ""),
@@ -117,7 +117,7 @@ def test_a_cut_file_raises_in_a_forked_child(big_file):
 
 
 def test_the_rest_of_the_last_page_is_not_taken_for_data(big_file):
-    """No signal tells: the rest of the page in which the file ends reads as zeros."""
+    """There is no signal: the rest of the file's last page reads as zeros."""
     code = PROGRAMS / "faults/the_rest_of_the_last_page_is_not_data.py"
     assert output_of(code, big_file) == "raised"
 
@@ -158,7 +158,7 @@ def test_a_signal_that_is_ignored_stays_ignored(big_file):
     ],
 )
 def test_a_fault_that_is_not_ours_still_kills_and_faulthandler_still_reports(big_file, handlers):
-    """A cut `mmap` of the standard library is not ours: it must kill, and not loop for ever."""
+    """A truncated `mmap` of the standard library is not ours. The fault must kill, not loop forever."""
     code = PROGRAMS / "faults/a_foreign_fault_kills.py"
     done = run_python(code, big_file, *handlers)
     assert done.returncode == -signal.SIGBUS
@@ -167,7 +167,7 @@ def test_a_fault_that_is_not_ours_still_kills_and_faulthandler_still_reports(big
 
 
 def test_after_faulthandler_has_left_a_signal_that_is_sent_still_kills(big_file):
-    """It puts back the entry of ours that it had found. That entry must not lead to it again."""
+    """faulthandler restores our entry, which it had found. That entry must not lead back to faulthandler."""
     code = PROGRAMS / "faults/a_signal_kills_after_faulthandler_has_left.py"
     done = run_python(code, big_file)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
@@ -201,7 +201,7 @@ def test_no_handler_is_installed_with_the_guard_off(big_file):
 
 
 def test_a_hole_on_a_full_tmpfs_is_read_all_the_same(tmp_path):
-    """A fault in the hole has to allocate a page and cannot: SIGBUS. pread returns the zeros of the hole."""
+    """A fault in the hole cannot allocate a page and raises SIGBUS. pread returns the zeros of the hole."""
     if os.geteuid() != 0:
         real.missing("root, to mount a small tmpfs")
     code = PROGRAMS / "faults/a_hole_on_a_full_tmpfs_is.py"

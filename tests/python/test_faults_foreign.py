@@ -1,4 +1,4 @@
-"""Bus errors of others: libraries that recover from their own, and signals that are no faults."""
+"""Bus errors that are not ours: libraries that recover from their own faults, and signals without a fault."""
 
 import signal
 import subprocess
@@ -27,7 +27,7 @@ def library(tmp_path):
     ids=["the same", "deeper", "shallower", "in turn"],
 )
 def test_a_library_recovers_from_as_many_faults_of_its_own_as_there_are(library, big_file, tmp_path, depths):
-    """The library leaves our handler by siglongjmp, of which the handler learns nothing."""
+    """The library leaves our handler by siglongjmp, and the handler does not notice."""
     code = PROGRAMS / "faults_foreign/a_library_recovers_at_every_depth.py"
     assert output_of(code, library, tmp_path / "theirs", big_file, *depths) == "True"
 
@@ -38,7 +38,7 @@ def test_and_so_in_more_threads_than_have_places_in_the_chain(library, big_file,
 
 
 def test_a_report_of_broken_memory_that_nobody_touched_kills_as_without_us(big_file):
-    """A fault would happen again by itself; this signal does not."""
+    """A real fault would recur when the instruction runs again. This signal does not."""
     done = run_python(PROGRAMS / "faults_foreign/a_report_of_broken_memory_kills.py", big_file)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 

@@ -1,4 +1,4 @@
-"""The notice of damage reaches a caller, and the handler that sends it is put back in front."""
+"""The notice of damage reaches a caller, and our signal handler moves back to the front."""
 
 from pathlib import Path
 
@@ -26,18 +26,18 @@ def test_a_hook_that_was_there_gets_what_it_got_before(big_file):
 
 @pytest.mark.parametrize("wait", ["join", "queue", "lock", "condition"])
 def test_a_main_thread_that_waits_for_a_worker_hears_of_it_at_once(big_file, wait):
-    """The worker goes on only once the main thread has heard, or after a minute in vain."""
+    """The worker continues only after the main thread has the notice, or gives up after a minute."""
     code = PROGRAMS / "faults_notice/a_main_thread_that_waits_hears_of_it.py"
     assert output_of(code, big_file, wait) == "True []"
 
 
 def test_a_notice_leaves_the_fork_hooks_of_a_child_alone(big_file):
-    """The child hears of the damage in its first call."""
+    """The child gets the exception in its first call."""
     code = PROGRAMS / "faults_notice/a_child_of_the_faulting_thread.py"
     assert output_of(code, big_file).splitlines() == ["1 [] True False", "True"]
 
 
-# --- in front again -------------------------------------------------------------------------------
+# --- back in front of later handlers --------------------------------------------------------------
 
 
 CALLS = [
@@ -65,7 +65,7 @@ CALLS = [
 @pytest.mark.parametrize("handler", ["faulthandler", "python", "default"])
 @pytest.mark.parametrize("call", CALLS)
 def test_each_call_on_a_file_passes_a_handler_that_came_later(big_file, tmp_path, call, handler):
-    """Behind one of these handlers a fault kills, or never ends."""
+    """A fault behind one of these handlers kills the process, or never ends."""
     import numpy as np
 
     save_file({"x": np.ones(10, "f4")}, tmp_path / "x.safetensors")
@@ -81,6 +81,6 @@ def test_the_guard_says_when_it_is_off(big_file):
 
 @pytest.mark.frameworks
 def test_a_worker_of_a_data_loader_that_only_slices_arrays_is_guarded(tmp_path):
-    """torch puts a handler of its own into each worker, after the fork."""
+    """torch installs its own handler in each worker after the fork."""
     program = Path(__file__).parent / "support/guarded_workers.py"
     assert output_of(program, tmp_path / "t.bin") == "MappedReadError"

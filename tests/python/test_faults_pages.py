@@ -1,4 +1,4 @@
-"""The pages that are replaced when a file fails, and the cost of it."""
+"""The pages that are replaced when a file fails, and how long that takes."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from support.process import PROGRAMS, output_of
 
 
 def test_a_large_file_that_was_cut_is_not_walked_page_by_page(tmp_path):
-    """The thread holds the interpreter's lock meanwhile, and handles no signal."""
+    """During the replacement, the thread holds the GIL and handles no signal."""
     strace = real.need_tool("strace")
     path = tmp_path / "sparse"
     with path.open("wb") as file:
@@ -28,7 +28,7 @@ def test_a_large_file_that_was_cut_is_not_walked_page_by_page(tmp_path):
 
 @pytest.fixture
 def swap():
-    """64 MiB of swap space on zram, where a page is gone as soon as it is written."""
+    """Provides 64 MiB of swap space on zram, where a page leaves memory as soon as it is written."""
     control = Path("/sys/class/zram-control/hot_add")
     if os.geteuid() != 0 or not control.exists():
         real.missing("root and zram, for swap space")
@@ -48,7 +48,7 @@ def swap():
 
 @pytest.mark.usefixtures("swap")
 def test_what_was_written_stays_when_it_is_in_swap(tmp_path):
-    """Such a page is not in memory, and can be read all the same."""
+    """A page in swap is not in memory, but it can still be read."""
     source = tmp_path / "source"
     source.mkdir()
     save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
@@ -59,7 +59,7 @@ def test_what_was_written_stays_when_it_is_in_swap(tmp_path):
 
 @pytest.mark.usefixtures("swap")
 def test_and_so_where_all_of_the_storage_is_gone(tmp_path):
-    """The file is then taken to be truncated at the first page that fails."""
+    """The file then counts as truncated at the first page that fails."""
     code = PROGRAMS / "faults_pages/what_was_written_stays_where_the_storage_is_gone.py"
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         save_file({"x": np.ones(1 << 18, "f4")}, tmp_path / "behind" / "f")
@@ -79,7 +79,7 @@ def test_and_so_where_all_of_the_storage_is_gone(tmp_path):
 
 @pytest.fixture
 def huge_pages(tmp_path):
-    """A mount of hugetlbfs with a file of 8 huge pages on it."""
+    """Mounts hugetlbfs with a file of 8 huge pages."""
     if os.geteuid() != 0:
         real.missing("root, for huge pages")
     setting = Path("/proc/sys/vm/nr_hugepages")

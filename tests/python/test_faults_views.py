@@ -1,4 +1,4 @@
-"""Arrays and views of a file that is cut, or fails, while they are used: an exception and no dead process."""
+"""Arrays and views of a file that is truncated or fails while in use: an exception, and no dead process."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from support.process import PROGRAMS, output_of, run_python
 
 
 def torch_if(is_needed):
-    """Returns the options of a program that may need torch, and is not about the end of the interpreter."""
+    """Returns the options of a program that may need torch and does not test the end of the interpreter."""
     return {"with_torch": is_needed, "has_brief_end": is_needed}
 
 
@@ -42,7 +42,7 @@ def test_an_array_that_is_gone_when_its_use_is_over_raises_as_well(big_file, mod
     "use", ["numpy", "copyto", "checkpoint", pytest.param("clone", marks=pytest.mark.frameworks)]
 )
 def test_a_tensor_that_is_used_and_dropped_where_storage_fails_raises(tmp_path, use):
-    """The mapping is gone by the time that Python raises."""
+    """The mapping is gone by the time Python raises."""
     source = tmp_path / "source"
     source.mkdir()
     save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
@@ -72,7 +72,7 @@ def test_on_a_fuse_mount_without_a_page_cache_as_well(big_file, direct_mount):
 
 @pytest.mark.parametrize("order", ["forwards", "backwards", "random"])
 def test_a_cut_costs_one_mapping_in_whatever_order_pages_are_used(tmp_path, mode, order):
-    """One mapping for each page would end at vm.max_map_count, 65530."""
+    """One mapping for each page would reach the limit vm.max_map_count, 65530."""
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(1 << 30)
@@ -81,7 +81,7 @@ def test_a_cut_costs_one_mapping_in_whatever_order_pages_are_used(tmp_path, mode
 
 
 def test_a_cut_costs_few_mappings_where_the_kernel_does_not_tell_what_is_in_memory(big_file):
-    """It answers a user without write permission that all of the file is in memory."""
+    """To a user without write permission, the kernel reports that the whole file is in memory."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
     for parent in [big_file, *list(big_file.parents)[:-2]]:
@@ -122,7 +122,7 @@ def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(tmp_path,
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path, way):
-    """Asking for other tensors of the file raises; `load_file` finds the file too short."""
+    """Requests for other tensors of the file raise. `load_file` finds the file too short."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/no_more_is_handed_out_of_a_cut_file.py"
@@ -131,7 +131,7 @@ def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_zeros_of_the_last_page_are_not_handed_out(tmp_path, way):
-    """The file is cut within a page that is in memory: no signal tells."""
+    """The file is truncated within a page that is in memory, so there is no signal."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(64, "f4")}, path)
     code = PROGRAMS / "faults_views/zeros_of_the_last_page_are_not_handed_out.py"
@@ -139,7 +139,7 @@ def test_zeros_of_the_last_page_are_not_handed_out(tmp_path, way):
 
 
 def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path):
-    """The file is closed: the object on which the first array stands refuses."""
+    """The file is closed. The object that holds the first array's memory refuses."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/no_other_array_is_made_of_memory.py"
@@ -176,7 +176,7 @@ def test_such_a_handler_is_passed_when_a_writable_tensor_is_taken_from_a_new_fil
 
 @pytest.mark.frameworks
 def test_torch_workers_survive_a_cut_file(tmp_path):
-    """A worker installs a handler of its own when it begins."""
+    """A worker installs its own handler when it starts."""
     path = tmp_path / "w.safetensors"
     save_file({f"x{number}": np.ones(1 << 18, "f4") for number in range(8)}, path)
     code = PROGRAMS / "faults_views/torch_workers_survive_a_cut_file.py"
@@ -196,14 +196,14 @@ def test_without_a_guard_of_views_a_cut_file_ends_the_process(big_file, guard):
 
 
 def test_a_mapping_of_somebody_else_is_not_guarded(big_file):
-    """Not even at an address where a mapping of ours lay before."""
+    """This holds even at an address where one of our mappings was before."""
     code = PROGRAMS / "faults_views/a_mapping_of_somebody_else_is_not_guarded.py"
     done = run_python(code, big_file, "shared")
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
 def test_of_many_mappings_the_right_one_is_damaged(tmp_path):
-    """There are more mappings than one chunk of slots has."""
+    """There are more mappings than one chunk of slots can hold."""
     code = PROGRAMS / "faults_views/of_many_mappings_the_right_one_is.py"
     assert output_of(code, tmp_path) == "right"
 
@@ -228,7 +228,7 @@ def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path):
 
 
 def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path):
-    """A server died. The last page cannot be read either, as in a file that was cut."""
+    """The server died. As with a truncated file, the last page cannot be read either."""
     if os.geteuid() != 0:
         real.missing("root, to unmount")
     code = PROGRAMS / "faults_views/what_is_in_memory_stays_where_all.py"
@@ -249,7 +249,7 @@ def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path):
 
 
 def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path):
-    """`refresh` makes a mapping without the zeros; arrays on the old one keep them."""
+    """`refresh` makes a mapping without the zeros. Arrays on the old mapping keep them."""
     path = tmp_path / "f"
     np.ones(1 << 16, "u8").tofile(path)
     before = os.stat(path)
@@ -264,7 +264,7 @@ def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path):
         np.frombuffer(f, "u8")
     with pytest.raises(MappedReadError):
         f.check()
-    assert f.read(1 << 16, 8) == (1).to_bytes(8, "little")  # copies do not go by the mapping any more
+    assert f.read(1 << 16, 8) == (1).to_bytes(8, "little")  # copies no longer use the mapping
     assert f.refresh() == 1 << 19
     assert (np.frombuffer(f, "u8") == 1).all()
     f.check()
@@ -272,26 +272,26 @@ def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path):
 
 
 def test_opening_and_closing_leaves_no_slot_taken(tmp_path):
-    """Otherwise these would take 40 chunks of slots, of 20 KiB each, and a path each."""
+    """If slots stayed taken, these would occupy 40 chunks of 20 KiB each, and one path each."""
     code = PROGRAMS / "faults_views/opening_and_closing_leaves_no_slot_taken.py"
     assert int(output_of(code, tmp_path / "f")) < 512
 
 
 def test_a_page_that_can_be_read_after_all_is_left_as_it_is(big_file, mode):
-    """Another thread may have replaced the page, or the storage may be back."""
+    """Another thread may have replaced the page, or the storage may have recovered."""
     code = PROGRAMS / "faults_views/a_page_that_can_be_read_is_left.py"
     assert output_of(code, big_file, mode) == str(2 << 20)
 
 
 def test_a_page_that_faults_for_ever_is_replaced_in_the_end(big_file):
-    """Each mapping has its own tries, even in a slot of the table that another one had."""
+    """Each mapping counts its own attempts, even in a table slot that another mapping used before."""
     code = PROGRAMS / "faults_views/a_page_that_faults_for_ever_is_replaced.py"
     assert output_of(code, big_file, "shared") == "1024"
 
 
 @pytest.mark.parametrize("cause", [1, 3, -1], ids=["alignment", "hardware", "by hand"])
 def test_a_bus_error_of_another_kind_goes_to_the_handler_before(big_file, cause):
-    """This holds even for an address in one of our mappings that cannot be read."""
+    """This holds even if the address is in one of our mappings and cannot be read."""
     code = PROGRAMS / "faults_views/a_bus_error_of_another_kind_goes_on.py"
     assert output_of(code, big_file, "shared", cause) == "heard"
 
@@ -302,7 +302,7 @@ def test_code_that_meets_such_a_page_keeps_its_errno(big_file, mode):
 
 
 def test_the_rest_of_the_last_page_counts_as_well(tmp_path, mode):
-    """Code that loads many bytes at a time reads beyond the end, within the page."""
+    """Code that loads many bytes at a time reads past the end of the file, within the page."""
     path = tmp_path / "f"
     np.arange(1030, dtype="u8").tofile(path)
     code = PROGRAMS / "faults_views/the_rest_of_the_last_page_counts.py"
@@ -320,7 +320,7 @@ def test_of_many_files_that_are_cut_at_a_time_a_few_are_named(tmp_path):
 
 
 def test_a_file_in_the_place_of_one_that_was_cut_is_told_as_well(tmp_path):
-    """Its place is a slot of the table of mappings."""
+    """The new file takes the same slot in the table of mappings."""
     code = PROGRAMS / "faults_views/a_file_in_the_place_of_one.py"
     assert output_of(code, tmp_path).split() == ["True"] * 3
 
@@ -337,14 +337,14 @@ def test_a_mapping_of_somebody_else_beside_ours_is_not_guarded(big_file, place):
 @pytest.mark.parametrize("delay_ms", [1, 25], ids=["fast", "slow"])
 @pytest.mark.parametrize("writable", [True, False], ids=["copy-on-write", "read-only"])
 def test_storage_that_fails_from_now_on_costs_few_requests(tmp_path, writable, delay_ms):
-    """Each request of a failing mount may take a time-out: one for each page would take hours."""
+    """A request to a failing mount may take a whole time-out. One request per page would take hours."""
     source = tmp_path / "source"
     source.mkdir()
     save_file({"x": np.ones((32, 1 << 20), "u1")}, source / "f")
     code = PROGRAMS / "faults_views/an_array_on_storage_that_fails_for_good.py"
     with real.slow_fuse(source, tmp_path / "mount", delay_ms=delay_ms, fail_after=6) as slow:
         assert output_of(code, slow.path / "f", "writable" if writable else "read-only") == "kept raised"
-    # 8,192 pages; a few are probed each time.
+    # There are 8,192 pages, and each time only a few are probed.
     assert slow.counts["read_requests"] <= 150
 
 

@@ -77,7 +77,7 @@ def test_tmpfs_is_mapped_shared():
         path.unlink()
 
 
-# Which mmap call of the file fails with what, and what the ladder must make of it.
+# The error, the mmap calls of the file that fail with it, the resulting mode, and the reported reason.
 INJECTED = [
     ("ENODEV", "1", "private", "MAP_SHARED: ENODEV (No such device)"),
     ("EACCES", "1", "private", "MAP_SHARED: EACCES (Permission denied)"),
@@ -127,8 +127,8 @@ def test_a_pinned_mode_raises_the_errno(token_file, mode):
     ],
 )
 def test_positioned_reads_retry_what_passes_and_raise_what_does_not(token_file, error, when, expected):
-    # In "read" mode opening reads the last byte once, which the first injection would hit; the file is
-    # opened in another mode and the guard is off, so that read() is the first pread.
+    # Opening in "read" mode reads the last byte, and the first injected error would hit that read. Here
+    # another mode opens the file and the guard is off, so that read() makes the first pread.
     code = PROGRAMS / "files_modes/positioned_reads_retry_what_passes_and_raise.py"
     wrapper = injecting(token_file, "pread64", error, when)
     assert output_of(code, token_file, wrapper=wrapper, PAGESTREAM_FAULT_GUARD="off") == expected

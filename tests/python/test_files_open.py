@@ -1,4 +1,4 @@
-"""Opening files, and the errors of those that cannot be opened. Nothing hangs and nothing dies."""
+"""Opening files, and the errors for files that cannot be opened. No open hangs or kills the process."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ def test_an_empty_file_is_an_empty_map(tmp_path, mode):
 
 @pytest.fixture
 def special(tmp_path, request):
-    """The path of something that is not a regular file."""
+    """Returns the path of an entry that is not a regular file."""
     kind = request.param
     path = str(tmp_path / kind)
     if kind == "directory":

@@ -1,4 +1,4 @@
-"""Pickling, fork, spawn, threads, and that nothing leaks."""
+"""Pickling, fork, spawn, threads and leaks."""
 
 import multiprocessing
 import os
@@ -38,7 +38,7 @@ def test_a_pickle_survives_a_change_of_directory(token_file, monkeypatch):
 
 
 class Subclass(MappedFile):
-    """A subclass of a user's."""
+    """A subclass as a user might define it."""
 
 
 def test_a_subclass_stays_one_with_what_it_holds(token_file):
@@ -59,7 +59,7 @@ def test_another_process_reads_it(token_file, method):
 
 
 def test_a_fork_goes_on_using_what_is_open(token_file):
-    """The file is not opened again: on FUSE that would drop its page cache."""
+    """The child does not reopen the file: on FUSE, that would drop its page cache."""
     f = MappedFile(token_file)
     array = np.frombuffer(f, "u2")
     os.unlink(token_file)
@@ -100,7 +100,7 @@ def test_many_threads_read_refresh_and_close(token_file):
 
 
 def test_reading_lets_other_threads_run(tmp_path):
-    """While one thread waits in the kernel (a stopped FUSE daemon), another one goes on."""
+    """While one thread waits in the kernel for a stopped FUSE daemon, another one continues."""
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         f = MappedFile(mount / "f")
         f.evict()
@@ -116,14 +116,14 @@ def test_reading_lets_other_threads_run(tmp_path):
 
 
 def test_letting_go_of_the_last_reference_lets_other_threads_run(tmp_path):
-    """Closing a file on a stopped FUSE daemon waits for it; Python must not."""
+    """Closing a file on a stopped FUSE daemon waits for the daemon. Python must not wait."""
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         held = [MappedFile(mount / "f")]
         daemon.send_signal(signal.SIGSTOP)
         dropper = threading.Thread(target=held.clear)
         dropper.start()
-        # The list is empty before its file is closed. If the closing thread held the interpreter's lock, this
-        # thread would never see that, and nobody would wake the daemon.
+        # The list is empty before its file is closed. If the closing thread held the GIL, this thread would
+        # never see the empty list and could not resume the daemon.
         assert until(lambda: not held)
         daemon.send_signal(signal.SIGCONT)
         dropper.join()

@@ -202,7 +202,7 @@ def test_a_buffer_that_is_populated_has_all_its_pages(shared, threads):
     pages = 9 * MIB // PAGE
     buffer = StagingBuffer(9 * MIB - 5, shared=shared, huge_pages="never")
     _native.populate(buffer, threads)
-    if shared:  # of which the kernel maps several pages at a fault
+    if shared:  # of these, the kernel maps several pages per fault
         assert os.fstat(buffer.fileno()).st_blocks * 512 >= 9 * MIB
     assert faults_of_touching(buffer) < pages / 10
     assert bytes(buffer)[1:PAGE] == bytes(PAGE - 1)
@@ -228,7 +228,7 @@ def test_an_unknown_word_for_huge_pages_is_a_value_error():
 
 
 def twin(buffer):
-    """Returns a second mapping of the same memory, as another process would have."""
+    """Returns a second mapping of the same memory, such as another process would have."""
     from pagestream.files.staging import _map_descriptor
 
     duplicate = type("D", (), {"detach": lambda self: os.dup(buffer.fileno())})()
@@ -277,7 +277,7 @@ def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing():
 @pytest.mark.frameworks
 @pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
 def test_nothing_moves_under_a_tensor(verb):
-    """`torch.frombuffer` releases its view at once, and keeps the object that exported it."""
+    """`torch.frombuffer` releases its view at once, but keeps the object that exported it."""
     import torch
 
     buffer = StagingBuffer(PAGE, shared=True)
@@ -300,7 +300,7 @@ def test_nothing_moves_under_a_tensor(verb):
 
 @pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
 def test_nothing_moves_once_an_array_was_made_that_says_nothing_when_it_dies(verb):
-    """`np.ndarray(buffer=…)` releases its view at once, and keeps the buffer that it was given."""
+    """`np.ndarray(buffer=…)` releases its view at once, but keeps the given buffer."""
     buffer = StagingBuffer(PAGE, shared=True)
     array = np.ndarray(PAGE, "u1", buffer)
     with pytest.raises(BufferError, match=r"may be alive; use np\.frombuffer"):

@@ -37,7 +37,7 @@ def random_file(tmp_path_factory):
 @pytest.mark.parametrize("guard", ["on", "off"])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_length_and_alignment_is_copied_exactly(random_file, mode, guard):
-    """Lengths around each border of the copy routines, from and to every alignment of 16."""
+    """Covers lengths around each limit of the copy routines, and every pair of alignments within 16 bytes."""
     code = PROGRAMS / "files_use/every_length_and_alignment_is_copied_exactly.py"
     assert output_of(code, random_file, mode, PAGESTREAM_FAULT_GUARD=guard) == "equal"
 
@@ -136,15 +136,15 @@ def test_advice_is_taken_as_far_as_the_kernel_knows_it(token_file, mode, advice)
     taken = (f.advise(advice), f.advise(advice, 100, 5000), f.advise(advice, 5, 10))
     assert f.read() == token_file.read_bytes()
     if mode == "read":
-        # posix_fadvise(2) has no word for the others.
+        # posix_fadvise(2) has no equivalent of the other words.
         assert taken == (advice in ("normal", "random", "sequential", "willneed"),) * 3
-    elif advice != "hugepage":  # a kernel may be built without it
+    elif advice != "hugepage":  # kernels can be built without huge pages
         assert taken == (True, True, True)
 
 
 @pytest.mark.parametrize("is_viewed_before", [True, False])
 def test_advice_reaches_arrays_too(token_file, is_viewed_before):
-    """They lie on a mapping of their own, which is made for the first of them."""
+    """The first array creates a separate mapping for all arrays."""
     f = MappedFile(token_file)
     arrays = [np.frombuffer(f, "u2")] if is_viewed_before else []
     f.advise("random")
@@ -160,9 +160,9 @@ def test_evict_drops_pages_under_arrays_and_keeps_what_was_written(big_file):
     f = MappedFile(big_file)
     array = np.frombuffer(f, "u1")
     expected = array.copy()
-    ctypes.memset(array.ctypes.data, 7, 1)  # as torch would, which ignores the flag
+    ctypes.memset(array.ctypes.data, 7, 1)  # as torch does, which ignores the flag
     f.evict()
-    # The written page is this process's own, and its place in the cache is empty too.
+    # The written page is private to this process, so its page of the cache is empty too.
     assert f.residency().fraction == 0.0
     assert array[0] == 7
     assert np.array_equal(array[1:], expected[1:])
@@ -198,7 +198,7 @@ def test_evict_empties_the_cache_and_warm_fills_it(big_file, mode):
 
 def test_warm_leaves_the_resident_set_alone(big_file):
     code = PROGRAMS / "files_use/warm_leaves_the_resident_set_alone.py"
-    assert int(output_of(code, big_file)) < 1024  # KiB, of 16 MiB
+    assert int(output_of(code, big_file)) < 1024  # KiB, where the file has 16 MiB
 
 
 def test_warm_on_a_direct_io_mount_warms_the_mapping(direct_mount):
@@ -225,7 +225,7 @@ def test_warm_reports_progress_and_stops_on_an_exception(big_file):
 
 
 def test_residency_does_not_trust_mincore_for_a_stranger(big_file):
-    """The kernel answers a user without write permission that the whole file is cached."""
+    """To a user without write permission, the kernel reports that the whole file is cached."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
     for parent in [big_file, *list(big_file.parents)[:-2]]:
@@ -252,7 +252,7 @@ def test_residencies_can_be_compared(token_file):
 
 
 def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount):
-    """FUSE does not know RWF_NOWAIT, and the kernel tells nothing to a user without write permission."""
+    """FUSE lacks RWF_NOWAIT, and the kernel reports no residency to a user without write permission."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
     path = cached_mount / "f"
@@ -477,7 +477,7 @@ def test_words_of_advice_are_those_of_the_core():
 
 
 def test_to_sample_residency_leaves_the_advice_of_a_descriptor_alone(big_file, tmp_path):
-    """Another thread may be reading at random meanwhile, so read-ahead must not be on for a moment."""
+    """Another thread may be reading at random, so read-ahead must never be switched on in between."""
     if os.geteuid() != 0:
         real.missing("root, to become another user, to whom the kernel does not tell residency")
     for parent in [big_file, *list(big_file.parents)[:-2]]:

@@ -1,4 +1,4 @@
-"""Forks of a process whose threads are at work: no child waits for a thread that it does not have."""
+"""Forks while other threads are at work: no child waits for a thread that exists only in its parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.weight_files import entry, weight_file
 
 @pytest.fixture
 def shards(tmp_path):
-    """400 files of 5,000 tokens."""
+    """Makes 400 files of 5,000 tokens each."""
     folder = tmp_path / "shards"
     folder.mkdir()
     for number in range(400):

@@ -1,4 +1,4 @@
-"""The house as it is drawn: no circle between files, one thing a name, walks that can be read in one go."""
+"""Architecture as drawn: no import cycles, one meaning per name, and walks short enough for one sitting."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from support import house
 
-# Names that mean the same on both sides: a class of the core and what its module in the binding calls it.
+# Names with the same meaning on both sides: a class of the core, and its class in the binding module.
 TYPE_NAMES_TWICE = set()
 
 MAX_WALK_LINES = 3_500
@@ -35,7 +35,7 @@ def test_uses_are_seen_behind_trees_reexports_and_folders():
         ["super", "c", "D"],
     ]
     edges = house.rust_edges()
-    # A path through a folder, a name of the parent, and one that the parent re-exports.
+    # A path through a folder, a name of the parent, and a name that the parent re-exports.
     assert "sampling/key.rs" in edges["sampling/permutation.rs"]
     assert "tokens/format/layout.rs" in edges["tokens/format/npy.rs"]
     assert all(target in edges for targets in edges.values() for target in targets)

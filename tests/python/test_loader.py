@@ -1,4 +1,4 @@
-"""`TokenLoader`: its batches, their order, ranks, and the end of a loader."""
+"""`TokenLoader`: batches, their order, ranks, and closing."""
 
 import gc
 import json
@@ -30,7 +30,7 @@ def loader_of(path, **options):
 
 
 def firsts(batches):
-    """Where windows begin: in these files each token is its own position."""
+    """Returns where the windows begin: in these files, each token is its own position."""
     return [int(row[0]) for x, _ in batches for row in x]
 
 
@@ -365,7 +365,7 @@ def test_closing_ends_the_threads_and_leaves_batches_and_corpus(token_file):
     def native_threads():
         return [name for name in thread_names() if name.startswith("pagestream")]
 
-    gc.collect()  # loaders of other tests that tracebacks keep
+    gc.collect()  # tracebacks may keep loaders of other tests alive
     corpus = open_tokens(token_file)
     loader = loader_of(corpus)
     x, _ = next(loader)

@@ -12,7 +12,7 @@ from pagestream import Mixture, TokenLoader, open_tokens
 from support.late_device import StagedOnCpu
 from support.token_files import write_shards, write_tokens
 
-# Few ids, so that markers follow each other, and stand at both ends of rows.
+# With few ids, markers follow one another and stand at both ends of rows.
 IDS, MARK = 6, 3
 ROW = 23
 
@@ -25,14 +25,15 @@ def corpus_of(folder, *, seed=0, dtype="<u2", mmap_mode="auto"):
 
 
 def documents_of(tokens, marker):
-    """Returns the places of the corpus where a document begins, by one loop."""
+    """Returns the positions where documents begin, computed by a single loop."""
     if marker == "end_token":
         return {place + 1 for place, token in enumerate(tokens) if token == MARK}
     return {place for place, token in enumerate(tokens) if token == MARK}
 
 
 def expected_of(rows, starts, length):
-    """Returns bounds, position ids and mask of a batch, by one loop over its rows' first tokens."""
+    """Returns bounds, position ids and mask of a batch, by a single loop over the first tokens of its
+    rows."""
     bounds, positions, mask = [], [], []
     for row, first in enumerate(rows):
         for column in range(length):
@@ -77,7 +78,7 @@ def test_documents_by_a_token_are_those_of_a_naive_loop(tmp_path, marker, target
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8", "<u8"])
 @pytest.mark.parametrize("marker", ["end_token", "begin_token"])
 def test_every_type_of_file_is_searched(tmp_path, dtype, marker):
-    # A row is longer than a block of any type, so that borders lie at the edges of blocks as well.
+    # A row is longer than a block of any type, so that borders also fall on the edges of blocks.
     length, repeats = 20_000, 7
     tokens, corpus = corpus_of(tmp_path, dtype=dtype)
     tokens = np.tile(tokens, repeats)
@@ -142,7 +143,7 @@ def test_the_mask_of_recorded_documents_is_that_of_a_naive_loop(tmp_path, target
     documents = [np.arange(length, dtype="u2") for length in lengths]
     pagestream.write_tokens(tmp_path / "corpus", documents, dtype="uint16", format="megatron")
     tokens = open_tokens(tmp_path / "corpus.idx")
-    # The end of the last document is the end of the corpus.
+    # The last document ends with the corpus.
     starts = set(np.cumsum(lengths)[:-1].tolist())
     options = {"sequence_length": ROW, "batch_size": 5, "order": "sequential", "epochs": 1, "target": target}
     first, ends = 0, []
@@ -186,7 +187,7 @@ def test_the_bounds_of_tokens_are_padded_to_a_fixed_shape(tmp_path):
 
 
 def test_every_source_of_a_mixture_is_searched(tmp_path):
-    # The first token of a row names its source, and its place there.
+    # The first token of a row encodes its source and its position there.
     length, sources = 8, []
     for name, dtype in (("a", "<u2"), ("b", "<u4")):
         tokens = np.random.default_rng(ord(name)).choice([0, MARK], 4000).astype(dtype)

@@ -1,4 +1,4 @@
-"""`TokenLoader`: epochs, the loops over them, lengths, and states between them."""
+"""`TokenLoader`: epochs, loops over them, lengths, and saved states."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ WINDOWS = 39
 
 @pytest.fixture
 def path(tmp_path):
-    """A file of 39 windows. Each token equals its position."""
+    """Returns a file of 39 windows. Each token equals its position."""
     np.arange(640, dtype="u2").tofile(tmp_path / "tokens.bin")
     return tmp_path / "tokens.bin"
 
@@ -29,7 +29,7 @@ def firsts(x):
 
 
 def batches_of(loader):
-    """The first tokens of the windows, batch by batch."""
+    """Returns the first tokens of the windows, batch by batch."""
     return [firsts(x) for x, _ in loader]
 
 
@@ -75,7 +75,7 @@ def test_a_loop_that_was_left_goes_on_in_the_next(path):
     with loader_of(path, drop_last=False) as loader, loader_of(path, drop_last=False) as other:
         whole = [batches_of(other) for _ in range(2)]
         first = [firsts(x) for _, (x, _) in zip(range(3), loader, strict=False)]
-        assert len(loader) == 10  # of a whole epoch, for schedules that are made of it
+        assert len(loader) == 10  # the length of a whole epoch, for schedules that depend on it
         assert first + batches_of(loader) == whole[0]
         assert batches_of(loader) == whole[1]
 
@@ -108,7 +108,7 @@ def test_an_endless_loader_has_no_length_and_no_end(path):
 
 
 def test_a_trainer_that_counts_by_length_gets_whole_epochs(path):
-    # As Lightning: the length ends an epoch, and StopIteration is never seen.
+    # Lightning does the same: it ends an epoch by the length, and never sees StopIteration.
     with loader_of(path) as loader:
         seen = []
         for _ in range(3):
@@ -179,7 +179,8 @@ def test_the_rest_that_is_dropped_is_not_left_for_another_batch_size(path):
 
 
 def test_samples_consumed_is_steps_times_rows_where_no_window_is_dropped(path):
-    """As Megatron's `consumed_samples`. At the end of an epoch it also counts windows that were dropped."""
+    """Megatron's `consumed_samples` counts alike. The count at the end of an epoch includes dropped
+    windows."""
     for epochs, at_the_end in ((None, 40), (1, WINDOWS + 4)):
         with loader_of(path, epochs=epochs) as loader:
             counts = []
@@ -191,7 +192,7 @@ def test_samples_consumed_is_steps_times_rows_where_no_window_is_dropped(path):
             assert loader.state_dict()["samples_consumed"] == at_the_end
 
 
-# From before a loop was an epoch, with the batches that came next.
+# A state from a version in which a loop was not yet an epoch, and the batches that follow it.
 OLD_STATE = {
     "version": 1,
     "fingerprint": "6e0e3447d5e4236d",
@@ -228,7 +229,7 @@ def test_an_old_state_ends_its_epoch_in_a_loader_of_one(path):
         stream = list(itertools.chain(*OLD_BATCHES))
         assert windows_of(loader) == stream[:11]
         assert windows_of(loader)[:13] == stream[11:]
-        # The end of an epoch without its rest, as it was saved then, is the beginning of the next epoch.
+        # A state saved at the end of an epoch, before its dropped rest, begins the next epoch.
     with loader_of(path, seed=0) as loader:
         loader.load_state_dict(OLD_STATE | {"samples_consumed": 36})
         assert loader.current_epoch == 1
@@ -253,7 +254,7 @@ def test_an_epoch_is_the_same_each_time_and_has_a_length(path):
         for _ in range(3):
             assert windows_of(validation) == EVERY_WINDOW
             assert len(batches_of(validation)) == len(validation) == 10
-            # A loop that is left is not gone on with, as Lightning's check before the training.
+            # A loop that was left does not resume. Lightning's sanity check before the training leaves one.
             assert firsts(next(iter(validation)).x) == EVERY_WINDOW[:4]
     assert (validation.number, repr(validation)) == (0, "<Epoch 0, 10 batches>")
 
@@ -266,7 +267,7 @@ def test_an_epoch_of_any_loader_is_that_of_the_stream(path, epochs):
         for number in (2, 0, 3, 0):
             assert batches_of(loader.epoch(number)) == expected[number]
             assert loader.current_epoch == number + 1
-        # The loader goes on from there.
+        # The loader continues from there.
         assert [firsts(next(iter(loader)).x)] == expected[1][:1]
 
 
@@ -326,13 +327,13 @@ def test_epochs_that_do_not_exist_are_refused(path):
 def test_a_new_epoch_reads_what_a_new_loader_reads_already(path):
     with loader_of(path) as loader:
         list(loader.epoch(0))
-        # Its first batches came from the threads that the loader had started.
+        # The epoch's first batches came from the threads that the loader had started.
         assert loader._batches.pipelines_started == 1
         list(loader.epoch(0))
         assert loader._batches.pipelines_started == 2
 
 
-# --- no batch -------------------------------------------------------------------------------------
+# --- loaders without a batch ----------------------------------------------------------------------
 
 
 def test_a_loader_without_a_batch_is_refused(path):
@@ -353,7 +354,7 @@ def test_a_loader_without_a_batch_is_refused(path):
 
 @pytest.fixture
 def corpora(tmp_path):
-    """Corpora of 60 and 40 windows of one token. The second corpus begins with token 1000."""
+    """Makes corpora of 60 and 40 windows of one token. The second corpus begins with token 1000."""
     np.arange(60, dtype="u2").tofile(tmp_path / "a.bin")
     np.arange(1000, 1040, dtype="u2").tofile(tmp_path / "b.bin")
     return open_tokens(tmp_path / "a.bin"), open_tokens(tmp_path / "b.bin")

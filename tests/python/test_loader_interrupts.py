@@ -1,4 +1,4 @@
-"""`TokenLoader` and what comes in between: interrupts, signal handlers, forks."""
+"""`TokenLoader` under interrupts, signal handlers and forks."""
 
 import contextlib
 import random
@@ -35,7 +35,7 @@ def first_of(batch):
 
 @pytest.fixture
 def path(tmp_path):
-    """Tokens that are their own positions."""
+    """Returns a file in which each token is its own position."""
     np.save(tmp_path / "tokens.npy", np.arange(WINDOWS * LENGTH + 1, dtype="u4"))
     return tmp_path / "tokens.npy"
 
@@ -65,7 +65,7 @@ def test_an_interrupt_loses_no_batch(path, kind):
             timer = threading.Timer(chance.random() / 100, signal.pthread_kill, (main, signal.SIGUSR1))
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come anywhere
                 timer.start()
-                # A `for` statement has each batch as soon as it is handed out, and `append` takes it.
+                # The `for` statement hands out each batch at once, and `append` stores it.
                 for batch in loader:
                     received.append(batch)  # noqa: PERF402 - one by one, until it is interrupted
             timer.join()
@@ -77,7 +77,7 @@ def test_an_interrupt_loses_no_batch(path, kind):
 
 @contextlib.contextmanager
 def interrupt_after(function_name, owner):
-    """Raises once, where Python hears a signal: when that method of C has returned."""
+    """Raises KeyboardInterrupt once, when this C method returns: there Python handles signals."""
     raised = []
 
     def profile(_frame, event, function):
@@ -114,7 +114,7 @@ def test_an_interrupt_while_the_lock_is_released_loses_no_batch(path, kind):
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_an_interrupt_while_a_batch_becomes_tensors_loses_none(path, kind, monkeypatch):
-    # The module is that in which the loader or its staging looks the function up.
+    # The loader, or its staging, looks the function up in this module.
     module = torch_loader if kind is not StagedOnCpu else sys.modules["pagestream.torch._staging"]
     convert, calls = module.converted, []
 
@@ -155,7 +155,7 @@ def test_an_interrupt_after_a_batch_was_staged_loses_none(path, monkeypatch):
 
 
 class InTheMiddle:
-    """A pipeline during whose `next` something happens in this thread, as in a signal handler."""
+    """A pipeline whose `next` first calls a function in this thread, as a signal handler would."""
 
     def __init__(self, pipeline, happens):
         self._pipeline = pipeline
@@ -170,7 +170,7 @@ class InTheMiddle:
 
 
 def host_batches(loader):
-    """The part of a loader that owns the pipeline."""
+    """Returns the part of a loader that owns the pipeline."""
     return getattr(loader._batches, "_host", loader._batches)
 
 
@@ -219,7 +219,7 @@ def test_a_handler_cannot_go_on_with_what_it_interrupts(path):
         host_batches(loader)._pipeline = InTheMiddle(host_batches(loader)._pipeline, happens)
         assert first_of(next(loader)) == 4 * LENGTH
         assert len(errors) == 2
-        # And afterwards it goes on as ever.
+        # Afterwards the loader works as usual.
         loader.load_state_dict(state)
         assert first_of(next(loader)) == 4 * LENGTH
 

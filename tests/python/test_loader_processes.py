@@ -1,4 +1,4 @@
-"""Ranks of one node that read one corpus from a slow mount at the same time: they share the page cache."""
+"""Ranks of one node that read a corpus from a slow mount at the same time share the page cache."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def tokens(tmp_path_factory):
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "blocked"])
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_ranks_that_read_together_read_each_byte_once(tokens, tmp_path, order, world_size):
-    # Without `keep_cache` the kernel drops pages that others have read as a rank opens the file.
+    # Without `keep_cache`, the kernel drops the cached pages whenever a rank opens the file.
     with real.slow_fuse(tokens.parent, tmp_path / "slow", delay_ms=2, keep_cache=True) as slow:
         path = slow.path / tokens.name
         with processes(RANK, [(path, order, rank, world_size) for rank in range(world_size)]) as ranks:

@@ -1,4 +1,4 @@
-"""`TokenLoader` in trouble: interrupts, errors among threads, forks, replaced files, useless arguments."""
+"""`TokenLoader` in trouble: interrupts, errors in threads, forks, replaced files, invalid arguments."""
 
 import itertools
 import os
@@ -19,7 +19,7 @@ LENGTH = 16
 
 
 def write(path, windows):
-    """Tokens that are their own positions."""
+    """Writes tokens that are their own positions."""
     np.arange(windows * LENGTH + 1, dtype="u4").tofile(path)
     return open_tokens(path, dtype="uint32")
 
@@ -32,7 +32,7 @@ def test_threads_that_share_a_loader_over_errors_get_each_batch_once(tmp_path):
 
     def consume(loader):
         for turn in itertools.count():
-            # The next call of this thread fails, or another thread's does.
+            # The next call fails, in this thread or in another one.
             if turn % 10 == 9:
                 os.utime(path, ns=(times, times + 1000))
             try:
@@ -72,7 +72,7 @@ def test_a_state_is_loaded_while_another_thread_waits(tmp_path):
             loader.load_state_dict(state)
         stop.set()
         thread.join()
-    # It begins again, at the beginning, and leaves none out.
+    # The loader starts again at the beginning, and skips no window.
     assert all(after in {before + 1, 0} for before, after in itertools.pairwise(seen))
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_not_there_for_the_next_epoch_is_an_error(tmp_path, mode,
         told = "no longer leads|deleted" if trouble == "unlink" else "its path now names another file"
         with pytest.raises(FileChangedError, match=rf"({told}).*tokens\.bin"):  # noqa: PT012 - at the epoch's end
             for x, _ in loader:
-                # This epoch is read to its end, from the file that was opened.
+                # The loader reads this epoch to its end, from the file that it opened.
                 assert x[0, 0] == (loader.state_dict()["samples_consumed"] - 7) * LENGTH
         consumed = loader.state_dict()["samples_consumed"]
         assert 2000 - 7 < consumed < 2000 + 7
@@ -124,7 +124,7 @@ def test_a_source_of_a_mixture_that_repeats_is_looked_at_when_its_own_epoch_begi
         assert seen == 40
         state = loader.state_dict()
         assert state["samples_consumed"] == 80
-    # A resumed loader checks all of its files first, at any place in their epochs.
+    # A resumed loader first checks all of its files, wherever it stands in their epochs.
     with TokenLoader(mixture, **options) as loader:
         loader.load_state_dict(state | {"samples_consumed": 2})
         with pytest.raises(FileChangedError, match=r"small\.bin"):
@@ -134,14 +134,14 @@ def test_a_source_of_a_mixture_that_repeats_is_looked_at_when_its_own_epoch_begi
 @pytest.mark.parametrize("dtype", ["raw", "int64"])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes(tmp_path, dtype, rows):
-    """A mount on which attributes count as known for an hour, and a file that is as long as before."""
+    """The mount keeps attributes valid for an hour, and the new content has the same length."""
     source = tmp_path / "source"
     source.mkdir()
     tokens = np.arange(1, 1 + 4000 * LENGTH, dtype="u2")
     tokens[tokens == 0] = 1
     for name in ("tokens.bin", "others.bin"):
         tokens.tofile(source / name)
-        # Later writes get another time, however coarse the clock.
+        # Later writes get a different time, however coarse the clock is.
         os.utime(source / name, ns=(1, 1))
     timeouts = [f"{name}_timeout=3600" for name in ("attr", "entry", "ac_attr")]
     with real.bindfs(source, tmp_path / "mount", "direct_io", *timeouts) as mount:
@@ -151,10 +151,10 @@ def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes
             next(loader)
             with open(source / "tokens.bin", "r+b") as file:
                 file.write(bytes(tokens.nbytes))
-            with pytest.raises(FileChangedError, match="written to"):  # noqa: PT012 - after what was ready
+            with pytest.raises(FileChangedError, match="written to"):  # noqa: PT012 - after the batches that were ready
                 for x, _ in loader:
                     assert x.all()
-        # And the dataset's batches.
+        # The batches of the dataset are covered too.
         dataset = TokenDataset(open_tokens(mount / "others.bin", mmap_mode="read"), LENGTH)
         assert dataset[0][0].all()
         with open(source / "others.bin", "r+b") as file:
@@ -167,8 +167,8 @@ SMALL_FILES = PROGRAMS / "loader_trouble/small_files.py"
 
 
 def test_each_file_of_an_unmapped_batch_is_asked_about_once(tmp_path):
-    # Calls, not the requests of a mount: the kernel answers some of them itself. AT_STATX_FORCE_SYNC asks the
-    # server. The number of other calls depends on the threads.
+    # This counts calls, not requests to a mount, because the kernel answers some calls itself.
+    # AT_STATX_FORCE_SYNC queries the server. The number of other calls depends on the threads.
     log, folder = tmp_path / "log", tmp_path / "tokens"
     folder.mkdir()
     traced = [real.need_tool("strace"), "-f", "-qq", "-o", str(log), "-e", "trace=statx"]
@@ -179,7 +179,7 @@ def test_each_file_of_an_unmapped_batch_is_asked_about_once(tmp_path):
     for batch_size in (10, 100):
         assert output_of(SMALL_FILES, folder, LENGTH, batch_size, wrapper=tuple(traced)) == "400"
         calls[batch_size] = log.read_text().count("AT_STATX_FORCE_SYNC")
-    # Batches of one file each.
+    # Each batch comes from one file.
     assert calls == {10: 40, 100: 4}
 
 
@@ -350,7 +350,7 @@ def test_a_loader_is_neither_copied_nor_pickled(tmp_path):
 
 
 def test_a_file_that_was_rewritten_just_before_it_is_opened_is_the_one_that_is_read(tmp_path):
-    """The kernel remembers the attributes of before, for an hour."""
+    """The kernel caches the previous attributes for an hour."""
     source = tmp_path / "source"
     source.mkdir()
     np.zeros(400 * LENGTH, "u2").tofile(source / "tokens.bin")

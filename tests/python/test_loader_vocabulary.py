@@ -1,4 +1,4 @@
-"""`vocabulary=`: ids that the model does not have are errors before they reach a device."""
+"""`vocabulary=`: ids outside the model's vocabulary raise errors before they reach a device."""
 
 from __future__ import annotations
 

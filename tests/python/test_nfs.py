@@ -1,4 +1,4 @@
-"""A true NFS client, versions 3 and 4.2. All checks of `support.nfs_checks` run in one guest."""
+"""A real NFS client, versions 3 and 4.2. All checks of `support.nfs_checks` run in one guest."""
 
 import json
 
@@ -7,10 +7,10 @@ import pytest
 from support import nfs_checks
 from support.nfs_guest import outcome
 
-# The first test waits for the guest, booted before all tests: three minutes, ten beside other programs.
+# The first test waits for the guest, which boots before all tests: three minutes, or ten on a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 SECONDS = 900
-# A check needs a mount of its kind.
+# Each check runs on the mounts of its kind.
 CASES = [(name, mount) for name in nfs_checks.CHECKS for mount in nfs_checks.mounts_of(name)]
 CASES += nfs_checks.OUTAGES
 

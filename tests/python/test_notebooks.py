@@ -1,4 +1,4 @@
-"""What notebooks show of corpora and checkpoints: `_repr_html_`."""
+"""The notebook representation of corpora and checkpoints: `_repr_html_`."""
 
 from html.parser import HTMLParser
 
@@ -9,7 +9,7 @@ from pagestream.safetensors.numpy import save_file
 
 
 class Cells(HTMLParser):
-    """The texts of the cells of tables, row by row, and all other text."""
+    """Collects the texts of table cells, row by row, and all other text."""
 
     def __init__(self, text):
         super().__init__()

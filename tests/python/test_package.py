@@ -1,4 +1,4 @@
-"""The package itself: its names come when they are used, and there are no others."""
+"""The package itself: names are imported on first use, and there are no other names."""
 
 import ast
 import importlib
@@ -17,7 +17,7 @@ from support.process import output_of
 
 
 def imports_for_type_checkers():
-    """The module of each name that type checkers read."""
+    """Returns the module of each name that type checkers see."""
     tree = ast.parse(Path(pagestream.__file__).read_text())
     blocks = [
         node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
@@ -115,7 +115,7 @@ def callables_of(name, thing):
 
 @pytest.mark.frameworks
 def test_the_type_hints_of_every_public_callable_can_be_evaluated():
-    """Libraries that make command lines and forms out of signatures do this: jsonargparse, pydantic."""
+    """Libraries that build command lines from signatures do this, for example jsonargparse and pydantic."""
     frameworks = [f"pagestream.safetensors.{name}" for name in ("numpy", "torch", "flax")]
     modules = [importlib.import_module(name) for name in PUBLIC + frameworks]
     things = [(f"{each.__name__}.{name}", getattr(each, name)) for each in modules for name in each.__all__]

@@ -1,4 +1,4 @@
-"""What is published: an sdist that builds, and one wheel that works in an environment with NumPy alone."""
+"""The published files: an sdist that builds, and one wheel that works in an environment with NumPy alone."""
 
 import json
 import os
@@ -16,9 +16,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs/packaging"
 VERSION = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]["version"]
-# The oldest C library that Rust supports, and the tag of the published wheel.
+# The oldest C library that Rust supports, which is also the tag of the published wheel.
 GLIBC = "manylinux_2_17"
-# Without optimisation it takes a fraction of the time, and is packed in the same way.
+# An unoptimised build takes a fraction of the time, and packs the same files.
 QUICKER = {
     f"CARGO_PROFILE_RELEASE_{name}": value
     for name, value in {"LTO": "off", "CODEGEN_UNITS": "16", "OPT_LEVEL": "0"}.items()
@@ -34,10 +34,10 @@ def run(*command, **options):
 
 
 def maturin(*command, cwd):
-    # Kept between runs: dependencies are built once.
+    # The folder persists between runs, so dependencies are built once.
     target = os.environ.get("CARGO_TARGET_DIR", ROOT / "target")
     environment = {**os.environ, **QUICKER, "CARGO_TARGET_DIR": str(Path(target) / "packaging")}
-    # maturin looks for zig by the first `python3`.
+    # maturin runs the first `python3` on PATH to find zig.
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     return run(sys.executable, "-m", "maturin", *command, cwd=cwd, env=environment)
 
@@ -52,7 +52,7 @@ def sdist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory):
-    """The wheel, built from the sdist for an old C library."""
+    """Builds the wheel from the sdist, for an old C library."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
         archive.extractall(source, filter="data")
@@ -64,17 +64,17 @@ def wheel(sdist, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """An environment that has the wheel, what it depends on, and nothing else."""
+    """Makes an environment that contains the wheel and its dependencies, and nothing else."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder)
     python = folder / "bin/python"
-    # Nearly all of NumPy would be compiled for nothing.
+    # Compiling NumPy's modules would take time, and the tests use few of them.
     pip_for(python, "install", "--quiet", "--disable-pip-version-check", "--no-compile", wheel)
     return python
 
 
 def pip_for(python, *arguments, **options):
-    """Runs this environment's pip for another one, which has none."""
+    """Runs this environment's pip for another environment, which has no pip."""
     return run(sys.executable, "-m", "pip", "--python", python, *arguments, **options)
 
 
@@ -91,7 +91,7 @@ def test_the_sdist_has_what_builds_it_and_no_more(sdist):
         "LICENSE-THIRD-PARTY",
         "pagestream.cdx.json",
     } < names
-    # Whoever builds the sdist may use another compiler than the project.
+    # Users may build the sdist with another compiler than the project's.
     assert "rust-toolchain.toml" not in names
     assert "python/pagestream/__init__.py" in names
     rooms = {name.partition("/")[0] for name in names}
@@ -124,7 +124,7 @@ def test_the_wheel_has_licence_types_and_bill_of_materials(wheel):
 
 
 def test_the_wheel_works_with_numpy_alone(python, tmp_path):
-    # `make` has pip say nothing.
+    # `make` silences pip.
     speaking = {name: value for name, value in os.environ.items() if name != "PIP_QUIET"}
     installed = json.loads(pip_for(python, "list", "--format=json", env=speaking))
     assert {each["name"] for each in installed} == {"numpy", "pagestream"}
@@ -136,7 +136,7 @@ def test_the_first_pages_work_without_torch(python, tmp_path):
     pages = [ROOT / "README.md", ROOT / "docs/start.md"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "extra")}
     printed = run(python, PROGRAMS / "paste.py", *pages, cwd=tmp_path, env=environment)
-    # One block of README, its loader, is for torch.
+    # The loader block in README needs torch.
     assert printed.splitlines()[-1] == "6 blocks"
 
 

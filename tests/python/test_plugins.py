@@ -1,4 +1,4 @@
-"""Plug-ins for vLLM, SGLang and TensorRT-LLM, loaded as these find them."""
+"""Plug-ins for vLLM, SGLang and TensorRT-LLM, loaded in the way of these programs."""
 
 import shutil
 from importlib.metadata import entry_points

@@ -1,4 +1,4 @@
-"""What a test does about a program that hangs."""
+"""Tests kill a program that hangs, and print its stacks."""
 
 import signal
 from pathlib import Path
@@ -7,7 +7,7 @@ from support.process import PROGRAMS, kill, start_python, until
 
 
 def state(process):
-    """Returns the letter of a process's state, and "" once it is gone."""
+    """Returns the letter of a process's state, or "" once it is gone."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

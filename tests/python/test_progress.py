@@ -1,4 +1,4 @@
-"""Progress of long work: bars by tqdm, lines without it, and on rank 0 alone."""
+"""Progress of long operations: tqdm bars, plain lines without tqdm, and output on rank 0 alone."""
 
 import os
 
@@ -43,7 +43,7 @@ def test_without_tqdm_there_is_a_line_for_each_tenth(big_file, capfd):
 
 @pytest.mark.parametrize(("rank", "is_drawn"), [("0", True), ("1", False), (None, True)])
 def test_one_rank_draws(big_file, capfd, monkeypatch, rank, is_drawn):
-    """Where WORLD_SIZE alone is set, nothing says which rank this is."""
+    """WORLD_SIZE alone does not tell which rank this process has."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     if rank is None:
         monkeypatch.delenv("RANK", raising=False)

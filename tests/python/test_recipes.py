@@ -1,4 +1,4 @@
-"""`examples/recipes`: each with the real package, its batches held against the file's tokens."""
+"""`examples/recipes`: each recipe with the real package. Its batches must match the tokens of the file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, LENGTH * WINDOWS + 1, 
 
 @pytest.fixture(autouse=True)
 def _recipes(monkeypatch):
-    """The recipes can be imported, here and in worker processes; torch takes one thread."""
+    """Makes the recipes importable, here and in worker processes, and limits torch to one thread."""
     monkeypatch.syspath_prepend(str(RECIPES))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -39,18 +39,18 @@ def _recipes(monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
-    """A raw file of `TOKENS`."""
+    """Returns a raw file of `TOKENS`."""
     TOKENS.tofile(tmp_path / "tokens.bin")
     return tmp_path / "tokens.bin"
 
 
 def every_window():
-    """Each window once, by naive slicing, with the token that follows it."""
+    """Returns each window once, by naive slicing, with the following token."""
     return [tuple(TOKENS[start : start + LENGTH + 1].tolist()) for start in range(0, len(TOKENS) - 1, LENGTH)]
 
 
 def rows(x, y):
-    """The windows of a batch, as in `every_window`."""
+    """Returns the windows of a batch, in the form of `every_window`."""
     assert x.shape == y.shape
     assert x.shape[1] == LENGTH
     assert x[:, 1:].tolist() == y[:, :-1].tolist()
@@ -58,7 +58,7 @@ def rows(x, y):
 
 
 def assert_once_each(windows):
-    """Nothing is lost, repeated or made up, and the order is not the file's."""
+    """No window is lost, repeated or invented, and the order differs from the file's."""
     expected = every_window()
     assert Counter(windows) == Counter(expected)
     assert windows != expected
@@ -66,9 +66,9 @@ def assert_once_each(windows):
 
 # --- torch's DataLoader and torchdata's -----------------------------------------------------------
 
-# torchdata touches a name that torch has deprecated.
+# torchdata uses a name that torch has deprecated.
 quiet_torchdata = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-# DataLoader forks a process with threads, and Python warns of that.
+# DataLoader forks a process that has threads, and Python warns about that.
 allow_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
@@ -129,7 +129,7 @@ def test_data_loaders_of_two_ranks_share_the_windows(path, monkeypatch):
 
 @pytest.fixture
 def _flags():
-    """Grain's workers want absl's flags parsed where jax is installed, as `absl.app.run` does."""
+    """Parses absl's flags, as `absl.app.run` does: where jax is installed, Grain's workers require it."""
     from absl import flags
 
     flags.FLAGS.mark_as_parsed()
@@ -172,7 +172,7 @@ def test_grain_reads_each_window_once_and_goes_on_from_a_checkpoint(path, pipeli
     state = batches.get_state()
     rest = windows(batches)
     assert_once_each(before + rest)
-    again = iter(pipeline(path, workers))  # new, as in another process
+    again = iter(pipeline(path, workers))  # a new iterator, as another process would make
     again.set_state(state)
     assert windows(again) == rest
 
@@ -185,7 +185,7 @@ def test_grain_takes_the_source_for_one_of_its_own(path):
     source = TokenSource(path, LENGTH)
     assert isinstance(source, grain.sources.RandomAccessDataSource)
     assert repr(source) == repr(TokenSource(path, LENGTH)) != repr(TokenSource(path, 8))
-    # Grain's DataLoader compares the saved source with the present one.
+    # Grain's DataLoader compares the saved source with the present source.
     state = iter(grain_data_loader(path, 0)).get_state()
     TOKENS[::-1].tofile(path)
     with pytest.raises(ValueError, match="Source"):
@@ -199,7 +199,7 @@ def test_grain_takes_the_source_for_one_of_its_own(path):
 def _megatron():
     """Imports megatron-core without its warnings of missing packages."""
     had_tensorflow = "tensorflow" in sys.modules
-    # tensorboard, which Megatron imports, would import it: six seconds.
+    # Megatron imports tensorboard, which would import tensorflow: six seconds.
     sys.modules.setdefault("tensorflow", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -209,7 +209,7 @@ def _megatron():
 
 
 def gpt_dataset(folder, *, create_attention_mask):
-    """Megatron's own dataset over `TOKENS`."""
+    """Makes Megatron's own dataset over `TOKENS`."""
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset
     from megatron.core.datasets.utils import Split
@@ -300,7 +300,7 @@ def trained(path, folder, **more):
     return [[tuple(row) for row in batch["input_ids"].tolist()] for batch in given]
 
 
-# DataLoader's pin_memory does nothing where there is no accelerator, and says so.
+# Without an accelerator, DataLoader's pin_memory does nothing and warns.
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 def test_trainer_resumes_with_the_next_batch(path, tmp_path):
     whole = trained(path, tmp_path / "output")
@@ -308,7 +308,7 @@ def test_trainer_resumes_with_the_next_batch(path, tmp_path):
     for epoch in (whole[:steps], whole[steps:]):
         inputs = [row for batch in epoch for row in batch]
         assert Counter(inputs) == Counter(window[:-1] for window in every_window())
-    for step in (7, 14):  # in the first epoch and in the second
+    for step in (7, 14):  # one step in the first epoch and one in the second
         checkpoint = tmp_path / f"output/checkpoint-{step}"
         resumed = trained(path, tmp_path / "output", resume_from_checkpoint=str(checkpoint))
         assert resumed == whole[step:]
@@ -388,7 +388,7 @@ def test_dcp_saves_and_loads_a_loader(path, tmp_path):
         warnings.simplefilter("ignore")  # there is no process group
         save(tmp_path / "checkpoint", TrainingState(model, optimizer, loader))
         after = []
-        # A checkpoint of one rank continues on two.
+        # A checkpoint of one rank resumes on two ranks.
         for rank in range(2):
             new, its_optimizer, rest = tiny_training(
                 path, batch_size=3, rank=rank, world_size=2, drop_last=False
@@ -476,7 +476,7 @@ def test_jax_gets_each_window_once_and_resumes(path):
     two_devices = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     printed = output_of(IN_JAX, path, PYTHONPATH=str(RECIPES), **two_devices)
     seen = list(map(tuple, json.loads(printed)))
-    # Each of 12 batches has 4 of the 50 windows.
+    # Each of the 12 batches contains 4 of the 50 windows.
     assert len(seen) == len(set(seen)) == 48
     assert set(seen) < set(every_window())
 
@@ -485,7 +485,7 @@ def test_jax_gets_each_window_once_and_resumes(path):
 
 
 def fitted(tokens, folder, *, batch_size=5, ckpt_path=None, validated=None, **limits):
-    """The windows that a tiny model was given; `validated` gets those of each validation."""
+    """Trains a tiny model and returns its windows. `validated` collects the windows of each validation."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -528,7 +528,7 @@ def fitted(tokens, folder, *, batch_size=5, ckpt_path=None, validated=None, **li
     return model.seen
 
 
-# Lightning asks torch's tree utilities in a way that is deprecated.
+# Lightning calls torch's tree utilities in a deprecated way.
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 class TestLightning:
@@ -537,7 +537,7 @@ class TestLightning:
         assert_once_each(whole[:WINDOWS])
         assert_once_each(whole[WINDOWS:])
         assert whole[:WINDOWS] != whole[WINDOWS:]
-        for step in (4, 16):  # in the first epoch and in the second
+        for step in (4, 16):  # one step in the first epoch and one in the second
             checkpoint = tmp_path / f"whole/step={step}.ckpt"
             state = torch.load(checkpoint, weights_only=True)["TokenDataModule"]
             assert state["samples_consumed"] == 5 * step
@@ -575,7 +575,7 @@ class TestLightning:
 
     def test_a_checkpoint_of_the_last_batch_of_an_epoch_begins_the_next(self, path, tmp_path):
         whole = fitted(path, tmp_path / "even", batch_size=4, max_epochs=3)
-        assert len(whole) == 3 * 48  # the last two windows of each epoch are dropped
+        assert len(whole) == 3 * 48  # each epoch drops its last two windows
         checkpoint = tmp_path / "even/step=12.ckpt"
         state = torch.load(checkpoint, weights_only=True)["TokenDataModule"]
         assert (state["samples_consumed"], state["epoch"]) == (WINDOWS, 1)
@@ -588,7 +588,7 @@ class TestLightning:
         data = ValidatedTokenDataModule(path, held_out, sequence_length=LENGTH, batch_size=4, seed=3)
         validated = []
         trained = fitted(data, tmp_path, max_epochs=3, validated=validated)
-        # The check before the training takes two batches of three.
+        # The sanity check before the training takes two batches of three windows.
         everything = every_window()[:10]
         assert validated == [everything[:8], *[everything] * 3]
         assert trained == fitted(path, tmp_path / "alone", batch_size=4, max_epochs=3)
@@ -650,7 +650,7 @@ class TestLightning:
 
 @pytest.fixture
 def used_loader(path):
-    """A loader after two batches of four windows."""
+    """Returns a loader that has handed out two batches of four windows."""
     with TokenLoader(path, sequence_length=LENGTH, batch_size=4) as loader:
         next(loader)
         next(loader)
@@ -672,7 +672,7 @@ def test_tensorboard_gets_the_metrics(tmp_path, used_loader):
 
 
 def test_wandb_gets_the_metrics(tmp_path, path):
-    """In a process of its own: wandb starts another one."""
+    """wandb starts another process, so the test runs it in a process of its own."""
     program = f"""
 import sys
 sys.path.insert(0, {str(RECIPES)!r})

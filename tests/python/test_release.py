@@ -1,4 +1,4 @@
-"""Releases: pinned actions and tools, a bill of materials, licences; and the files for contributors."""
+"""Releases: pinned actions and tools, bill of materials, licences; and the files for contributors."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ LICENSES = (ROOT / "LICENSE-THIRD-PARTY").read_text()
 
 
 def script(name):
-    """Imports a script of `.ci`."""
+    """Imports a script from `.ci`."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f".ci/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -29,7 +29,7 @@ def script(name):
 
 @pytest.fixture(scope="module")
 def third_party():
-    """The script that makes the files about Rust packages."""
+    """Imports the script that generates the files about Rust packages."""
     return script("third_party")
 
 
@@ -38,12 +38,12 @@ def made(third_party):
     return third_party.made()
 
 
-# --- the page of PyPI -----------------------------------------------------------------------------
+# --- the PyPI page --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def addresses():
-    """The script that writes the address of the repository where it is needed."""
+    """Imports the script that writes the repository's address into the files that need it."""
     return script("addresses")
 
 
@@ -111,7 +111,7 @@ def test_workflows_run_scripts_that_exist_and_keep_no_token(workflow):
 
 def test_two_builds_are_compared_for_each_change():
     assert ".ci/rebuild" in (ROOT / ".github/workflows/ci.yml").read_text()
-    # Both are built in the way of a release.
+    # Both builds use the script of a release.
     assert ".ci/wheel" in (ROOT / ".ci/rebuild").read_text()
     assert ".ci/wheel" in (ROOT / ".github/workflows/release.yml").read_text()
 
@@ -127,7 +127,7 @@ def test_the_compiler_and_the_tools_of_a_release_have_one_version():
 
 
 def test_the_versions_of_build_tools_are_those_of_the_tests():
-    """What the tests build with is what the release builds with, or the tests would prove little."""
+    """The tests and the release must build with the same tools, or the tests would prove little."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     pinned = dict(each.split("==") for each in groups["release"])
     (range_,) = [each for each in groups["build"] if each.startswith("maturin")]
@@ -136,7 +136,7 @@ def test_the_versions_of_build_tools_are_those_of_the_tests():
     assert as_numbers == sorted(as_numbers)
 
 
-# --- what wheels say of their parts ---------------------------------------------------------------
+# --- the parts that wheels declare ----------------------------------------------------------------
 
 
 def test_the_bill_of_materials_and_the_licences_are_up_to_date(made):
@@ -192,7 +192,7 @@ def test_each_package_in_the_extension_has_its_licence():
 
 
 def test_wheels_carry_both_files():
-    """The wheel that `test_packaging.py` builds shows it; this says it without a build."""
+    """`test_packaging.py` builds a wheel and checks its files. This test needs no build."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "LICENSE-THIRD-PARTY" in project["project"]["license-files"]
     assert project["tool"]["maturin"]["sbom"] == {"rust": False, "include": ["pagestream.cdx.json"]}
@@ -237,7 +237,7 @@ def test_files_of_the_repository_are_yaml_where_they_say_so():
 
 
 def test_an_address_for_reports_stands_in_one_place():
-    """There is no mail address yet. Where one is added, it is added to SECURITY.md."""
+    """The project has no mail address yet. If it gets one, the address belongs in SECURITY.md."""
     documents = [
         *ROOT.glob("*.md"),
         *ROOT.glob(".github/**/*.md"),

@@ -1,4 +1,4 @@
-"""`pagestream.safetensors`: upstream's names; tensors without a copy that can be written all the same."""
+"""`pagestream.safetensors`: upstream's names, and tensors that are writable without a copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import ml_dtypes  # noqa: F401 - upstream's NumPy reader knows BF16 only once this is imported
+import ml_dtypes  # noqa: F401 - upstream's NumPy reader supports BF16 only after this import
 import numpy as np
 import pytest
 import safetensors
@@ -69,7 +69,7 @@ def torch_bytes(tensor):
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-# Whether the program is under a `FakeTensorMode`.
+# These calls ask whether the program is under a `FakeTensorMode`.
 ASKING = ["makes_fakes", "_len_torch_dispatch_stack"]
 
 
@@ -82,7 +82,7 @@ ASKING = ["makes_fakes", "_len_torch_dispatch_stack"]
     ],
 )
 def test_a_plain_tensor_takes_one_native_call_and_few_of_python(tmp_path, framework, dtype, calls):
-    """Each further call would take several percent of the time of a small tensor."""
+    """Each further call would add several percent to the time of a small tensor."""
     path, found = tmp_path / "plain.safetensors", []
     safetensors.torch.save_file({"plain": torch.ones(4, 4, dtype=dtype)}, path)
 
@@ -373,7 +373,7 @@ def test_two_torch_tensors_of_a_name_from_one_handle_share_their_memory_as_upstr
     "options", [{}, {"mmap_mode": "private"}, {"mmap_mode": "read"}, {"copy": True}, {"raw": True}], ids=str
 )
 def test_two_arrays_of_a_name_from_one_handle_are_independent_as_upstream(path, options):
-    """Whichever of the two ways is taken first: all at once, or all by brackets."""
+    """This holds whichever comes first: `get_tensor` or `get_slice(name)[:]`."""
 
     def whole(file, name):
         return file.get_tensor(name)
@@ -527,14 +527,14 @@ def test_mode_and_reason_tell_the_truth(path, framework, options, mode, reason):
 
 
 def promised_bytes(path):
-    """Returns the memory that the kernel has promised for the mappings of a file in this process."""
+    """Returns the bytes of this file's mappings for which the kernel has promised memory."""
     found = re.findall(
         rf"^(\w+)-(\w+) .* {re.escape(os.path.realpath(path))}\n(?:.*\n)*?VmFlags:(.*)",
         Path("/proc/self/smaps").read_text(),
         re.MULTILINE,
     )
     assert found
-    # "ac": accountable, see `Documentation/filesystems/proc.rst` of the kernel.
+    # "ac" means accountable; see `Documentation/filesystems/proc.rst` of the kernel.
     return sum(int(end, 16) - int(start, 16) for start, end, flags in found if "ac" in flags.split())
 
 
@@ -630,7 +630,7 @@ def test_a_file_can_be_saved_over_while_its_tensors_are_in_use(path, framework, 
 
 
 def test_where_there_are_no_copy_on_write_pages_mode_and_reason_say_so(tmp_path):
-    """RLIMIT_DATA counts private writable memory: the mapping is refused, and tensors are copies."""
+    """RLIMIT_DATA limits private writable memory: the kernel refuses the mapping, so tensors are copies."""
     path = tmp_path / "large.safetensors"
     safetensors.numpy.save_file({"a": np.arange(32 << 20, dtype="u1")}, path)
     code = PROGRAMS / "safetensors/where_there_are_no_copy_on_write.py"
@@ -664,7 +664,7 @@ def test_checkpoints_are_equal_to_themselves(tmp_path):
 
 
 def test_a_file_without_a_name_is_checked_by_what_it_holds():
-    """`memfd_create`: deleted it was not."""
+    """A `memfd_create` file never had a name, so it does not count as deleted."""
     descriptor = os.memfd_create("weights")
     with open(descriptor, "wb") as file:
         file.write(safetensors.numpy.save({"x": np.arange(3, dtype="f4")}))
@@ -678,7 +678,7 @@ def test_a_file_without_a_name_is_checked_by_what_it_holds():
 
 
 def test_a_file_whose_name_is_a_number_is_checked_by_what_it_holds(path):
-    """`os.fdopen` gives it that; no path leads there."""
+    """`os.fdopen` sets the name to a number, which is not a path."""
     with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file, _safe_open_handle(file, "np") as opened:
         opened.check()
         os.truncate(path, 10)

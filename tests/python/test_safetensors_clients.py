@@ -1,6 +1,6 @@
-"""Code that is not ours, on ours: what reads and writes safetensors in the packages that people use.
+"""Client code on pagestream: the parts of popular packages that read and write safetensors.
 
-Unmodified programs on a slow mount have many requests on their way, and each byte is read once.
+Unmodified programs on a slow mount have many requests in flight, and read each byte once.
 """
 
 import json
@@ -17,8 +17,8 @@ from support.slow_mounts import slow_mounts
 pytestmark = pytest.mark.frameworks
 
 FOLDER = PROGRAMS / "safetensors_slow_clients"
-# How often a byte may be read. Usually it is read once. Some clients close a file and open it again. On a
-# busy machine it is closed for longer than its lead is kept, and some of it is read again.
+# The limit on reads per byte. Most bytes are read once, but some clients close a file and reopen it. On a
+# busy machine, the file may stay closed for longer than its read-ahead is kept, and some of it is read again.
 MOST_READ = 1.9
 LLAMA = [
     "transformers_from_pretrained",
@@ -33,10 +33,10 @@ LLAMA = [
 
 
 class Programs:
-    """Runs programs in forks of one process that has imported the frameworks."""
+    """Runs programs in forks of a single process that has already imported the frameworks."""
 
     def __init__(self, *arguments):
-        # A thread of a library is lost in a fork.
+        # A fork would lose the threads of a library.
         variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
         self._server = subprocess.Popen(
@@ -49,7 +49,7 @@ class Programs:
         )
 
     def lines(self, program, *arguments):
-        """Returns the lines that a program prints. The last ones are digests, one for each mount."""
+        """Returns the lines that a program prints. The last lines are digests, one for each mount."""
         print(json.dumps([program, *map(str, arguments)]), file=self._server.stdin, flush=True)
         printed, status = json.loads(self._server.stdout.readline())
         assert status == 0, printed
@@ -59,7 +59,7 @@ class Programs:
         return self
 
     def __exit__(self, *_exception):
-        # With a child that hangs.
+        # A child that hangs ends too.
         os.killpg(self._server.pid, signal.SIGKILL)
         self._server.communicate()
 
@@ -72,7 +72,7 @@ def programs():
 
 @pytest.fixture(scope="module")
 def installed():
-    """Programs in which `install` was called before they imported anything else."""
+    """Programs that called `install` before they imported anything else."""
     with Programs("install") as found:
         yield found
 
@@ -82,9 +82,9 @@ every_order = pytest.mark.parametrize("order", ["first", "last"], ids=["installe
 
 @pytest.fixture
 def run(programs, installed):
-    """Runs a client where ours is installed before its packages are imported, or after.
+    """Runs a client that calls `install` before or after it imports its packages.
 
-    It must have opened files by way of ours.
+    The client must have opened files through pagestream.
     """
 
     def run(program, *arguments, order="first"):
@@ -120,7 +120,7 @@ def test_huggingface_hub_saves_and_loads_a_model(run, tmp_path):
 
 
 def test_torchs_checkpoint_reader_reads_by_ours(run, tmp_path):
-    # Torch is the client: ours is installed before it is imported.
+    # Here torch is the client, so `install` runs before torch is imported.
     assert run("torchs_checkpoint_reader_reads", tmp_path) == "well"
 
 
@@ -137,7 +137,7 @@ def unet(programs, tmp_path_factory):
 
 
 def loaded(programs, way, made, tmp_path):
-    """Loads a model from the slow mounts. Returns these, and the bytes of the files."""
+    """Loads a model from the slow mounts. Returns the mounts and the size of the files."""
     folder, digest = made
     with slow_mounts(folder, tmp_path) as (mounts, total_bytes):
         assert programs.lines("loading.py", way, *[slow.path for slow in mounts])[-2:] == [digest] * 2
@@ -151,8 +151,8 @@ def test_a_language_model(way, installed, llama, tmp_path):
         assert slow.counts["most_in_flight"] >= 8
         assert total_bytes <= slow.counts["read_bytes"] <= MOST_READ * total_bytes
         if way == "as_a_rank_of_transformers":
-            # A file that is opened again drops its cached pages. A lead does that where a whole tensor is
-            # asked for before any part, as the order of threads may have it.
+            # Reopening a file drops its cached pages. The lead reopens it if a program asks for a whole
+            # tensor before any part, which depends on the order of threads.
             assert slow.counts["openings"] < 2 * len(list(llama[0].glob("*.safetensors")))
 
 
@@ -163,7 +163,7 @@ def test_ranks_of_tensor_parallelism(installed, llama, tmp_path):
         assert installed.lines("tensor_parallel.py", tmp_path / "rendezvous", *paths)[-2:] == [digest] * 2
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 8
-        # The split tensors are half of all. Two ranks that open a FUSE file drop each other's pages.
+        # The split tensors are half of all bytes. Two ranks that open a FUSE file drop each other's pages.
         assert 0.9 * total_bytes <= slow.counts["read_bytes"] <= MOST_READ * total_bytes
 
 
@@ -176,7 +176,8 @@ def test_layers_that_stay_on_disk(kind, programs, llama, tmp_path):
     assert found == [expected] * 2
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 8
-        # transformers reads all when it loads, and half for each of two forwards. accelerate reads all once.
+        # transformers reads everything when it loads, and half of it for each of two forward passes.
+        # accelerate reads everything once.
         assert total_bytes <= slow.counts["read_bytes"] <= 2 * MOST_READ * total_bytes
 
 

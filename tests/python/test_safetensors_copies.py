@@ -1,4 +1,4 @@
-"""`copy`: tensors with memory of their own, for programs that rewrite the files that they have loaded."""
+"""`copy`: tensors with their own memory, for programs that rewrite the files they have loaded."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ every_loader = pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
 
 @pytest.fixture
 def path(tmp_path):
-    """A file with the tensor "a"."""
+    """Returns a file with the tensor "a"."""
     ours.numpy.save_file({"a": ARRAY}, tmp_path / "model.safetensors")
     return tmp_path / "model.safetensors"
 
 
 def rewrite(path):
-    """Fills a file with other bytes, in place."""
+    """Overwrites the content of a file in place."""
     size = path.stat().st_size
     with open(path, "r+b") as file:
         file.write(b"\xff" * size)
@@ -76,7 +76,7 @@ def test_views_on_request(path, load, by, monkeypatch):
 
 
 def test_a_program_that_loads_and_rewrites_keeps_its_arrays(path):
-    """As with upstream."""
+    """Upstream behaves the same."""
     with install():
         arrays = safetensors.numpy.load_file(path)
         arrays["a"] *= 2
@@ -135,7 +135,7 @@ def test_a_wrong_argument_is_refused(path):
 
 @pytest.mark.frameworks
 def test_jax_has_copied_when_a_call_returns(path):
-    """jax copies in its own threads, while the program may rewrite the file."""
+    """jax copies in its own threads, while the program may already rewrite the file."""
     assert output_of(PROGRAMS / "safetensors_copies/jax_has_copied.py", path).endswith("ready")
 
 

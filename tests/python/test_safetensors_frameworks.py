@@ -1,4 +1,4 @@
-"""flax, tensorflow, mlx and paddle by way of NumPy; bytes in memory; odd types and odd places."""
+"""flax, tensorflow, mlx and paddle through NumPy; tensors in bytes; unusual types and misaligned tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WEIGHTS = {
 
 @pytest.fixture
 def path(tmp_path):
-    """A file of `WEIGHTS`."""
+    """Returns a file of `WEIGHTS`."""
     safetensors.numpy.save_file(WEIGHTS, tmp_path / "weights.safetensors", {"format": "np"})
     return str(tmp_path / "weights.safetensors")
 
@@ -46,7 +46,7 @@ FOLDER = PROGRAMS / "safetensors_frameworks"
 
 @pytest.fixture(scope="module")
 def by_tensorflow(tmp_path_factory):
-    """The lines of two programs in one process: to import TensorFlow takes eight seconds of a processor."""
+    """Returns the lines of two programs in one process: TensorFlow takes eight seconds to import."""
     folder = tmp_path_factory.mktemp("tensorflow")
     ours.numpy.save_file(WEIGHTS, folder / "w")
     raw = np.arange(12, dtype="u1")
@@ -69,7 +69,7 @@ def by_tensorflow(tmp_path_factory):
 def test_tensors_of_other_frameworks_come_and_go(tmp_path, name, words, kind):
     kept = dict(WEIGHTS)
     if name == "paddle":
-        kept.pop("empty")  # upstream's writer cannot give it to NumPy
+        kept.pop("empty")  # upstream's writer cannot convert it to NumPy
     ours.numpy.save_file(kept, tmp_path / "w")
     program = FOLDER / "round_trip.py"
     assert output_of(program, name, words, tmp_path / "w", kind, tmp_path / "other").endswith("well")
@@ -117,7 +117,7 @@ def test_any_buffer_is_a_file(path, kind):
     with open(path, "rb") as file:
         data = file.read()
     if kind is KINDS["numpy of words"]:
-        data = ours.numpy.save({"a": np.arange(3)})  # a whole number of words
+        data = ours.numpy.save({"a": np.arange(3)})  # the length is a whole number of words
         assert len(data) % 8 == 0
     given = kind(data)
     arrays, tensors = ours.numpy.load(given), ours.torch.load(given)
@@ -229,7 +229,7 @@ def test_raw_of_elements_smaller_than_a_byte_is_packed(tmp_path, framework, code
     assert np.asarray(tensor).tobytes() == bytes(range(nbytes))
 
 
-# Tensors in places that their type does not suit
+# Misaligned tensors
 
 
 @pytest.mark.parametrize("remainder", range(8))
@@ -293,7 +293,7 @@ def test_format_errors_of_types_are_both_classes(tmp_path):
     assert issubclass(SafetensorError, FormatError)
 
 
-# Words that upstream takes
+# Keywords that upstream accepts
 
 
 def test_no_device_is_the_cpu(path):
@@ -362,7 +362,7 @@ def test_four_bits_are_sliced_before_tensorflow_gets_them(by_tensorflow):
     assert "four bits: well" in by_tensorflow
 
 
-# Indices that only torch takes
+# Indices that only torch accepts
 
 
 LISTS = [

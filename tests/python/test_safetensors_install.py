@@ -1,4 +1,4 @@
-"""`install`: ours in upstream's place, and upstream back in it."""
+"""`install` puts pagestream in upstream's place, and `uninstall` restores upstream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _nothing_is_left():
     before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "safetensors"}
     yield
     after = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "safetensors"}
-    # What was imported meanwhile may be new; what was there is there again.
+    # New modules may have been imported meanwhile. The earlier ones are back.
     assert {name: after.get(name) for name in before} == before
     with pytest.raises(RuntimeError, match="not installed"):
         uninstall()
@@ -102,7 +102,7 @@ def test_a_part_that_upstream_has_and_ours_has_not_is_away_meanwhile(monkeypatch
 
 
 def test_what_upstream_has_from_elsewhere_stays_what_it_is_everywhere(monkeypatch):
-    """A function of another library, under a name that ours has too."""
+    """A function of another library, under a name that pagestream also has."""
     dedent = textwrap.dedent
     monkeypatch.setattr(safetensors.torch, "load_file", dedent)
     with install():
@@ -120,13 +120,13 @@ def test_specs_stay_those_of_our_own_names():
 
 
 def test_whoever_imports_torchs_part_first_while_installed_can_write_too(tmp_path):
-    """Upstream's torch part has not been imported then, and is not under its name."""
+    """At that point, upstream's torch module is not imported yet, and is not in `sys.modules`."""
     code = PROGRAMS / "safetensors_install/whoever_imports_torchs_part_first_while_installed.py"
     assert output_of(code, tmp_path / "a") == "well"
 
 
 def test_reading_needs_nothing_of_upstreams(tmp_path):
-    """In a process where safetensors cannot be imported."""
+    """safetensors cannot be imported in this process."""
     pagestream.safetensors.numpy.save_file({"a": pagestream_array()}, tmp_path / "a")
     code = PROGRAMS / "safetensors_install/reading_needs_nothing_of_upstreams.py"
     assert output_of(code, tmp_path / "a") == "well"
@@ -144,7 +144,7 @@ def test_eight_threads_import_while_it_comes_and_goes():
 
 
 def test_headers_are_taken_as_the_last_install_says_where_a_call_does_not(tmp_path):
-    """Code that is not one's own has no other way to be lenient."""
+    """Third-party code has no other way to be lenient."""
     entry = '{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
     header = f'{{"x":{entry},"x":{entry}}}'.encode()
     path = tmp_path / "repeated.safetensors"
@@ -163,7 +163,7 @@ def test_headers_are_taken_as_the_last_install_says_where_a_call_does_not(tmp_pa
         assert [part["x"].tolist() for part in found] == [[7], [7]]
         return True
 
-    assert accepted()  # by upstream
+    assert accepted()  # upstream accepts it
     with install():
         assert not accepted()
         assert accepted(strict=False)
@@ -180,6 +180,6 @@ def test_headers_are_taken_as_the_last_install_says_where_a_call_does_not(tmp_pa
 
 
 def test_ours_put_under_upstreams_name_by_hand_works(tmp_path):
-    """Upstream's package is found behind ours: its helpers, its writers, its version."""
+    """pagestream delegates to upstream's package for its helpers, its writers and its version."""
     code = PROGRAMS / "safetensors_install/ours_put_under_upstreams_name_by_hand.py"
     assert output_of(code, tmp_path / "a") == safetensors.__version__

@@ -1,4 +1,4 @@
-"""What tensors cost: memory of one's own, descriptors, mappings, and the time to let the last one go."""
+"""The cost of tensors: private memory, descriptors, mappings, and the time to free the last tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def large(tmp_path):
-    """64 MiB in 16 tensors."""
+    """Returns a file of 64 MiB with 16 tensors."""
     arrays = {str(number): np.full(MIB, number, "f4") for number in range(16)}
     ours.save_file(arrays, tmp_path / "large.safetensors")
     return tmp_path / "large.safetensors"
@@ -26,7 +26,7 @@ def large(tmp_path):
 
 @pytest.fixture
 def sparse(tmp_path):
-    """A file of 256 MiB of which nothing is written."""
+    """Returns a sparse file of 256 MiB."""
     path = tmp_path / "sparse.safetensors"
     path.write_bytes(weight_file({"t": entry("U8", [256 * MIB], 0, 256 * MIB)}))
     with open(path, "r+b") as file:
@@ -68,7 +68,7 @@ def test_ten_thousand_times_open_and_closed_leave_nothing(large):
 
 
 def threads_that_unmap(program, path, tmp_path):
-    """Runs a program. Returns what it prints, and the threads that unmapped much at a time."""
+    """Runs a program. Returns its output, and the threads that unmapped a large range."""
     strace, log = real.need_tool("strace"), tmp_path / "log"
     wrapper = (strace, "-f", "-qq", "-o", str(log), "-e", "trace=munmap")
     printed = output_of(PROGRAMS / "safetensors_memory" / program, path, wrapper=wrapper).split()
@@ -81,7 +81,7 @@ def threads_that_unmap(program, path, tmp_path):
 def test_a_large_mapping_is_unmapped_by_another_thread(sparse, tmp_path):
     (process, left), by = threads_that_unmap("a_large_mapping_is_unmapped_by_another.py", sparse, tmp_path)
     assert left == "0"
-    # The file's other mapping, for those that only read, was not used: the caller unmaps that one.
+    # The file's read-only mapping was not used, so the caller unmaps that mapping itself.
     assert by - {process}
 
 

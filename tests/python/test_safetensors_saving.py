@@ -1,4 +1,4 @@
-"""Saving over a file: by a rename, whatever upstream's version, and by a copy where no rename is possible."""
+"""Saving over a file: by rename with every upstream version, and by a copy where a rename is impossible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST = np.arange(1 << 16, dtype="f4")
 
 
 def save_in_place(tensors, filename, metadata=None):
-    """Writes as upstream before 0.8 does."""
+    """Writes in place, as upstream before 0.8 does."""
     with open(filename, "wb") as file:
         file.write(safetensors.serialize(tensors, metadata))
 
@@ -40,7 +40,7 @@ def write_in_place(monkeypatch, writer=save_in_place):
 
 @pytest.fixture(params=["installed", "in place"])
 def _upstream(request, monkeypatch):
-    """Upstream's writer as it is installed, and as it was before 0.8."""
+    """Parametrises upstream's writer: the installed version, and the behaviour before 0.8."""
     if request.param == "in place":
         write_in_place(monkeypatch)
 
@@ -70,7 +70,7 @@ PARTS = {
 
 @pytest.fixture
 def path(tmp_path):
-    """A file with the tensor "a", in a folder of its own."""
+    """Returns a file with the tensor "a", in its own folder."""
     (tmp_path / "folder").mkdir()
     path = tmp_path / "folder" / "model.safetensors"
     ours.numpy.save_file({"a": FIRST}, path)
@@ -82,7 +82,7 @@ def content(path):
 
 
 def is_alone(path):
-    """Whether no temporary file is left in the folder of a file."""
+    """Returns whether the folder of a file contains no temporary file."""
     return os.listdir(path.parent) == [path.name]
 
 
@@ -133,7 +133,7 @@ def test_the_folders_default_access_list_is_for_new_files_alone(path):
 
 
 def access_list(user):
-    """An access list that gives one user the right to read (acl(5), as the kernel stores it)."""
+    """Returns an access list that grants read access to one user (acl(5), in the kernel's format)."""
     anybody = 0xFFFFFFFF
     entries = [(1, 6, anybody), (2, 4, user), (4, 0, anybody), (0x10, 4, anybody), (0x20, 0, anybody)]
     parts = [
@@ -217,7 +217,7 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
 
 @pytest.fixture(params=["mount point", "read-only folder"])
 def mounted_file(request, path, tmp_path):
-    """A file that can be written, but not be replaced by a rename."""
+    """Returns a file that can be written, but not replaced by a rename."""
     folder = tmp_path / "outside"
     folder.mkdir()
     target = folder / "model.safetensors"

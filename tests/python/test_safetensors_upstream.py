@@ -1,4 +1,4 @@
-"""Upstream's own test files, from its source distribution, unedited, with ours in upstream's place."""
+"""Upstream's own unmodified test files, from its source distribution, run against pagestream."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from support.torch_process import run_torch
 ROOT = Path(__file__).parents[2]
 VERSION = version("safetensors")
 
-# What we fail on purpose, and why.
+# Tests that pagestream fails on purpose, with the reasons.
 ON_PURPOSE = {
-    # The error has errno and filename, and Python's own text; upstream gives every failure of open(2) that of
-    # ENOENT.
+    # pagestream's error has errno, filename and Python's text. Upstream reports all failures as ENOENT.
     "test_simple.ErrorsTestCase.test_file_not_found",
-    # [:20] of ten rows is refused there. Here it clips, as NumPy does, and as upstream does for torch.
+    # Upstream refuses [:20] of ten rows. pagestream clips it, as NumPy does, and as upstream does for torch.
     "test_simple.ReadmeTestCase.test_numpy_slice",
 }
-# What cannot pass without a GPU, with upstream's code neither.
+# Without a GPU, upstream's code fails these tests too.
 GPU = {
     "test_paddle_comparison.WithOpenCase.test_paddle_slice_gpu",
     "test_paddle_comparison.WithOpenCase.test_paddle_tensor_gpu",
 }
-# Why upstream's tests skip themselves.
+# The reasons for which upstream's tests skip themselves.
 ABSENT = (
     "Cuda is not available",
     "HPU is not available",
@@ -58,7 +57,7 @@ FILES = [
 
 @pytest.fixture(scope="session")
 def sources():
-    """Upstream's sources, fetched once."""
+    """Downloads upstream's sources once."""
     folder = ROOT / "target" / "upstream"
     archive = folder / f"safetensors-{VERSION}.tar.gz"
     if not archive.exists():

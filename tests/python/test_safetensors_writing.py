@@ -1,4 +1,4 @@
-"""Writing: upstream's code, with fences where it stores something else than it was given."""
+"""Writing: upstream's code, with checks where it would store other values than it was given."""
 
 from __future__ import annotations
 
@@ -216,6 +216,6 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path, write):
 
 
 def test_children_that_are_forked_while_threads_write_can_write():
-    """A lock of ours that a thread holds is none in the child."""
+    """A lock that a thread of the parent holds does not block the child."""
     code = PROGRAMS / "safetensors_writing/children_that_are_forked_while_threads_write.py"
     assert output_of(code) == "written"

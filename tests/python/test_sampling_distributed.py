@@ -1,4 +1,4 @@
-"""`DistributedTokenSampler` against torch's own, and its state."""
+"""`DistributedTokenSampler` compared with torch's sampler, and its state."""
 
 import itertools
 import pickle
@@ -33,7 +33,7 @@ def test_counts_and_coverage_are_those_of_torch(length, ranks, drop_last, epoch)
     order = [index for row in itertools.zip_longest(*indices) for index in row if index is not None]
     whole = _native.permuted(length, 7, epoch, 0, 1, length)
     assert sorted(whole) == list(range(length))
-    # Dealt out and padded from the start, in torch's way.
+    # As in torch, the indices are dealt out in turn and padded from the start.
     assert order == list(itertools.islice(itertools.cycle(whole), ours[0].total_size))
 
 
@@ -74,7 +74,7 @@ def test_a_sampler_goes_on_where_the_state_was_taken(length, ranks, taken, shuff
     rest = list(second)
     assert rest == list(indices)
     assert len(before) + len(rest) == len(first)
-    # The epoch after it is whole.
+    # The following epoch is complete.
     second.set_epoch(3)
     assert len(list(second)) == len(second)
 
@@ -179,7 +179,7 @@ def test_a_data_loader_takes_it():
     assert [index for batch in batches for index in batch.tolist()] == list(sampler)
 
 
-# torchdata touches a name that torch has deprecated.
+# torchdata uses a name that torch has deprecated.
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_a_stateful_data_loader_resumes_it():
     import torchdata.stateful_dataloader as torchdata
@@ -233,7 +233,7 @@ def test_what_is_no_state_is_refused_and_changes_nothing(change, message):
 
 
 def test_one_rank_is_the_plain_shuffling_sampler_of_one_process(tmp_path, monkeypatch):
-    """Nothing names ranks; training and validation are parts of one file."""
+    """No variable names a rank. Training and validation are parts of one file."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "t.bin"

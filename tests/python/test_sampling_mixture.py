@@ -1,4 +1,4 @@
-"""`Mixture`: weights, what is refused, ranks, and states that go on with other weights."""
+"""`Mixture`: weights, refused arguments, ranks, and states that resume with other weights."""
 
 import json
 import pickle
@@ -17,7 +17,7 @@ from pagestream.errors import StateMismatchError
 
 
 class Corpus(TokenCorpus):
-    """A corpus that says of itself what it is told to."""
+    """A corpus with a given fingerprint and dtype. It records its calls."""
 
     fingerprint = dtype = None
 
@@ -63,7 +63,7 @@ def test_weights_that_are_exact_stay_exact(weights, expected):
 @settings(max_examples=60)
 def test_all_weights_become_whole_numbers(weights):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of rounding, below
+        warnings.simplefilter("ignore", UserWarning)  # rounding warns, which is tested below
         mixed = mixture(*weights)
     assert sum(mixed._whole_weights) <= 1 << 32
     assert min(mixed._whole_weights) >= 1
@@ -205,7 +205,7 @@ def test_sources_may_be_paths(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         Mixture([(paths[0], 1), (str(tmp_path / "none.bin"), 1)])
     assert caught.value.filename == str(tmp_path / "none.bin")
-    # Weights come first: a wrong one opens no file.
+    # Weights are checked first: a bad weight opens no file.
     with pytest.raises(ValueError, match="weight of source 0"):
         Mixture([("none.bin", -1)])
 
@@ -215,7 +215,7 @@ def test_sources_may_be_paths(tmp_path):
 
 @pytest.fixture
 def numbered(tmp_path):
-    """Corpora of which each token names its source and its own place: 1000 * source + place."""
+    """Makes corpora in which each token encodes its source and its position: 1000 * source + position."""
 
     def corpora(*sizes, dtype="u2"):
         paths = [tmp_path / f"{number}-{size}-{dtype}.bin" for number, size in enumerate(sizes)]
@@ -254,7 +254,7 @@ def test_each_rank_gets_its_shares_and_the_batches_are_those_of_one_rank(numbere
     assert whole == [flat(parts_of_batch) for parts_of_batch in zip(*parts, strict=True)]
     for part in parts:
         first = sum(token < 1000 for batch in part for token in batch)
-        # Five standard deviations of independent draws.
+        # This bound is five standard deviations of independent draws.
         assert abs(first / (batches * rows) - 0.5) < 2.5 / (batches * rows) ** 0.5
 
 
@@ -276,7 +276,7 @@ def test_corpora_of_different_types_make_one_batch(tmp_path):
             loader_of(ordered, dtype="raw")
 
 
-# --- other weights in mid-run ---------------------------------------------------------------------
+# --- changed weights during a run -----------------------------------------------------------------
 
 
 def test_other_weights_go_on_with_each_source_where_it_was(numbered):
@@ -285,7 +285,7 @@ def test_other_weights_go_on_with_each_source_where_it_was(numbered):
         seen = tokens_of(loader, 20)
         state = json.loads(json.dumps(loader.state_dict()))
     assert [source["windows_consumed"] for source in state["mixture"]["sources"]] == [100, 100]
-    # Other weights, another order of the sources, and a new one.
+    # The weights and the order of the sources differ, and one source is new.
     pairs = [(third, 0.2), (second, 0.6), (first, 0.2)]
     with loader_of(pairs, batch_size=10) as loader:
         loader.load_state_dict(state, new_mixture=True)
@@ -299,7 +299,7 @@ def test_other_weights_go_on_with_each_source_where_it_was(numbered):
     assert state["samples_consumed"] == 800
     drawn = flat(seen + later)
     assert len(set(drawn)) == len(drawn)
-    # The state of the new mixture is an ordinary one, on any ranks, and its epochs end where they should.
+    # The new mixture's state is an ordinary state: any number of ranks can load it, and its epochs end right.
     parts = []
     for rank in range(2):
         with loader_of(pairs, batch_size=5, rank=rank, world_size=2) as loader:
@@ -317,13 +317,13 @@ def test_a_pass_ends_as_it_would_under_other_weights(numbered, exhausted):
     with loader_of([(corpus, 1) for corpus in corpora], **options) as loader:
         seen = tokens_of(loader, 6)
         state = loader.state_dict()
-    # Rows of one batch come in another order than the draws.
+    # Within a batch, the order of rows differs from the order of draws.
     with loader_of([(corpora[0], 1), (corpora[1], 3)], **options | {"batch_size": 1}) as loader:
         loader.load_state_dict(state, new_mixture=True)
         assert loader.state_dict()["epoch"] == 0
         rest = [token for batch in loader for token in batch[:, 0].tolist()]
         assert loader.state_dict()["epoch"] == 2
-    # 15 windows of the second source are used; under "stop", its last 25 end the pass.
+    # 15 windows of the second source are used. Under "stop", its last 25 windows end the pass.
     pass_length = 100 if exhausted == "drop" else 30 + 33
     drawn = flat(seen) + rest
     first_pass = drawn[:pass_length]
@@ -384,7 +384,7 @@ def test_a_state_of_another_mixture_is_refused_by_what_differs(numbered, tmp_pat
             with pytest.raises(StateMismatchError, match=f"{message}.*Pass new_mixture=True"):
                 loader.load_state_dict(state)
             assert loader.state_dict()["samples_consumed"] == 0
-            # The position alone: as if these had always been the weights.
+            # With the position alone, the mixture behaves as if it had always had these weights.
             loader.load_state_dict(state, strict=False)
             assert loader.state_dict()["mixture"]["start_samples"] == 0
             loader.load_state_dict(state, new_mixture=True)

@@ -1,4 +1,4 @@
-"""Storage that is slow, short or broken: reading through our own FUSE file system in every mode."""
+"""Slow, short or broken storage: reads in every mode through the tests' own FUSE file system."""
 
 import errno
 import gc
@@ -16,16 +16,16 @@ from support import real
 
 MIB = 1 << 20
 TOKENS = np.arange(300_000, dtype="u4").astype("u2")
-# Reads below are exempt from `gather`.
+# Reads of this size and below are exempt from `gather`.
 HEADER_BYTES = 64 << 10
 
-# Where the page cache is left out, MAP_SHARED is refused, so that "auto" goes on to the private mapping.
+# Without a page cache, MAP_SHARED is refused, so that "auto" continues with the private mapping.
 MODES = [(mode, direct) for mode in ("auto", "shared", "private", "read") for direct in (False, True)]
 MODES.remove(("shared", True))
 
 
 def reads_to_open(mode):
-    """Where nothing is mapped, the last byte is read when the file is opened."""
+    """Returns the reads that an open takes: without a mapping, opening a file reads its last byte."""
     return int(mode == "read")
 
 
@@ -144,12 +144,12 @@ def test_all_requests_share_the_bandwidth_and_none_gets_what_was_not_used(source
         MappedFile(slow.path / "tokens.bin", mode="read") as file,
         ThreadPoolExecutor(6) as threads,
     ):
-        time.sleep(1)  # longer than the file takes: what was not used is lost
+        time.sleep(1)  # longer than the file takes; unused bandwidth is lost
         begin = time.monotonic()
         parts = list(threads.map(lambda start: file.read(start, 100_000), range(0, TOKENS.nbytes, 100_000)))
         seconds = time.monotonic() - begin
     assert b"".join(parts) == TOKENS.tobytes()
-    # Not less, however loaded the machine is.
+    # This lower bound holds however busy the machine is.
     assert seconds >= TOKENS.nbytes / bandwidth_bytes
     assert slow.counts["most_in_flight"] > 1
 
@@ -202,10 +202,10 @@ def test_a_window_is_one_request_where_nothing_is_mapped(source, dtype, target):
         del loader, batches, xs
         gc.collect()
     assert windows == (300 if target == "none" else 299)
-    # Seen once on a busy machine, and not explained: 3 of 300 took another request.
+    # On a busy machine, 3 of 300 windows once took one more request. This is not explained.
     more = slow.counts["read_requests"] - opened.counts["read_requests"] - windows
     assert 0 <= more <= windows // 20
-    # What the kernel knows for a second is not asked again for each window.
+    # The kernel caches attributes for a second and does not request them again for each window.
     assert slow.counts["attribute_requests"] < windows / 4
 
 
@@ -231,18 +231,18 @@ def test_the_blocked_order_reads_whole_extents(tmp_path):
                 rows = np.concatenate(list(loader))
             del loader
             gc.collect()
-        # Each window of the epoch once.
+        # The epoch has each window once.
         windows = tokens.reshape(-1, 512)
         assert sorted(map(bytes, rows)) == sorted(map(bytes, windows))
         assert slow.counts["read_bytes"] <= 1.1 * tokens.nbytes
         requests[order] = slow.counts["read_requests"]
-    # Of 128 KiB each, where the kernel asks for no more at once; extents are as long.
+    # Requests have 128 KiB where the kernel allows no larger ones, and extents have the same length.
     assert requests["blocked"] <= 2 * tokens.nbytes / (128 << 10)
     assert requests["shuffled"] >= 4 * requests["blocked"]
 
 
 def test_a_mapped_loader_asks_for_each_page_of_its_windows_once(tmp_path):
-    """Windows of 2 KiB that are pages apart: the page of each, and no read-ahead around it."""
+    """Windows of 2 KiB that are pages apart are read without read-ahead around their pages."""
     folder = tmp_path / "source"
     folder.mkdir()
     tokens = np.arange(8 << 20, dtype="u4").astype("u2")
@@ -256,8 +256,8 @@ def test_a_mapped_loader_asks_for_each_page_of_its_windows_once(tmp_path):
         gc.collect()
     windows = tokens.reshape(-1, 8192)[:, :1024]
     assert sorted(map(bytes, rows)) == sorted(map(bytes, windows))
-    # Each window lies on one page. The fingerprint reads a few of these before, and others beside them.
+    # Each window lies on one page. The fingerprint reads some of these pages before, and other pages.
     assert (len(windows) - 64) * 4096 <= metrics.bytes_read <= len(windows) * 4096
     assert len(windows) <= slow.counts["read_requests"] <= len(windows) + 64
-    # Many wait at the same time, though there are few threads.
+    # Few threads keep many requests in flight.
     assert slow.counts["most_in_flight"] >= 32

@@ -1,4 +1,4 @@
-"""Programs that change their directory, wait for signals and so on while pagestream works."""
+"""Programs that change their directory, wait for signals and so on, while pagestream works."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ def test_a_kept_file_is_not_handed_out_to_a_process_that_has_given_up_its_rights
     if os.geteuid() != 0:
         real.missing("root, for dropping rights")
     content = {f"{number:02}": np.full(MIB, number, "u1") for number in range(64)}
-    # Other users may look at files there, and of a mount by bindfs.
+    # Other users may read files in this folder and on a bindfs mount of it.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         os.chmod(folder, 0o755)
         source = Path(folder) / "source"
@@ -106,6 +106,6 @@ except ImportError as error:
 def test_each_interpreter_but_the_main_one_refuses_the_import():
     lines = output_of(PROGRAMS / "strange_neighbours/has_interpreters.py").splitlines()
     told = "ImportError: import pagestream: this is a sub-interpreter, "
-    # An isolated and a legacy one, before and after the main interpreter imports it.
+    # The interpreters are isolated or legacy, before and after the main interpreter imports pagestream.
     assert [line.startswith(told) for line in lines] == [True, True, False, True, True]
     assert lines[2] == "imported"

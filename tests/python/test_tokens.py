@@ -1,4 +1,4 @@
-"""`open_tokens`: files of tokens as one axis."""
+"""`open_tokens`: token files as one axis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every_mode = pytest.mark.parametrize("mode", ["auto", "shared", "private", "read
 
 @pytest.fixture
 def path(tmp_path):
-    """A raw file of 5,000 uint16 tokens."""
+    """Returns a raw file of 5,000 uint16 tokens."""
     return write_tokens(tmp_path / "tokens.bin", tokens_of("<u2", 5000))
 
 
@@ -39,7 +39,7 @@ def npy_bytes(array, version=(1, 0)):
 
 
 def npy_of_header(header, data=b"", version=1, length=None):
-    """A .npy file of this header, which claims to be as long as it is, or `length`."""
+    """Returns a .npy file with this header, which claims the header's true length, or `length`."""
     header = header.encode("latin1") if isinstance(header, str) else header
     width = 2 if version == 1 else 4
     length = len(header) if length is None else length
@@ -191,7 +191,7 @@ def test_slices_cannot_be_written(path, mode):
 def test_numpy_makes_an_array_of_a_corpus_natively(tmp_path, mode, lengths, monkeypatch):
     tokens = tokens_of("<u2", sum(lengths))
     corpus = open_tokens(write_shards(tmp_path, tokens, lengths), mmap_mode=mode)
-    monkeypatch.setattr(TokenCorpus, "__getitem__", None)  # token by token would take for ever
+    monkeypatch.setattr(TokenCorpus, "__getitem__", None)  # reading token by token would take far too long
     for array in (np.asarray(corpus), np.array(corpus), np.array(corpus, copy=True)):
         np.testing.assert_array_equal(array, tokens, strict=True)
         assert array.flags.writeable
@@ -273,7 +273,7 @@ def test_a_file_without_tokens_is_an_empty_corpus(tmp_path, format, mode):
         corpus[0]
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_a_file_that_is_gone_since_pickling_is_refused(path):
 
 @pytest.mark.parametrize("shift", [0, 1, 31])
 def test_a_batch_whose_x_and_y_overlap_is_refused(token_file, shift):
-    """Two threads may write at once, and none of the values would be right."""
+    """Two threads could write at the same time, and the values would be wrong."""
     memory = np.zeros(64, "i8")
     corpus = native_corpus(open_tokens(token_file))
     with pytest.raises(ValueError, match="x and y overlap"):

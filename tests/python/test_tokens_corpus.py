@@ -1,4 +1,4 @@
-"""Corpora of many files: paths, bounded descriptors and mappings, files that change, fingerprints."""
+"""Corpora of many files: paths, limited descriptors and mappings, changed files, fingerprints."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_view_outlives_the_file_that_made_room_for_others(tmp_path):
     assert output_of(code, tmp_path) == "good"
 
 
-# What the error says of each change.
+# The error message for each kind of change.
 CHANGES = {
     "vanished": "No such file",
     "replaced": "found 6 bytes",
@@ -321,7 +321,8 @@ def test_opening_and_the_fingerprint_bring_in_a_few_pages_alone(tmp_path, format
     corpus = open_tokens(tmp_path / "tokens.bin")
     assert corpus.fingerprint
     with MappedFile(tmp_path / "tokens.bin") as file:
-        # Beginning, middle and end, and a header. A fault would have brought in all that is read ahead.
+        # The fingerprint samples the beginning, the middle and the end, and the header. A page fault would
+        # have brought in the whole read-ahead window.
         assert file.residency().pages.sum() <= 8
 
 
@@ -363,5 +364,5 @@ def test_hooks_see_side_files_and_can_refuse_them(tmp_path, refused):
     if not refused:
         assert found == ["m.bin", "m.idx", "t.ds", "t.ds.index", "t.ds.metadata"]
     else:
-        # The hook's own exception, and the file was not opened.
+        # The hook's own exception is raised, and the file is not opened.
         assert found == [f"refused {refused}", "[]"]

@@ -1,4 +1,4 @@
-"""llm.c, Megatron, datatrove and headerless files: what is read, and what is refused and how."""
+"""llm.c, Megatron, datatrove and headerless files: accepted files, refused files, and their errors."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_datatrove_files_are_read_with_and_without_their_side_files(tmp_path, dt
     corpus = open_tokens(bare, dtype=dtype, mmap_mode=mode)
     np.testing.assert_array_equal(corpus[:], expected, strict=True)
     assert corpus.documents is None
-    # The index alone tells the size of a token, too.
+    # The index alone determines the size of a token too.
     indexed = write_datatrove(tmp_path / "c.ds", expected, [9])
     assert open_tokens(indexed, mmap_mode=mode).dtype == np.dtype(dtype)
 
@@ -171,7 +171,7 @@ def test_documents_are_those_of_the_naive_reading(tmp_path_factory, data):
             documents[outside]
 
 
-# What is refused
+# Refusals
 
 
 def pair(tokens=U2, lengths=(2, 3, 4), documents=None, **changes):
@@ -183,7 +183,7 @@ def index_only(content):
 
 
 def index_with(edit, tokens=U2):
-    """A good pair whose index is edited as bytes."""
+    """Returns a valid pair whose index was edited byte by byte."""
 
     def write(folder):
         stem = write_megatron(folder / "t", tokens, [2, 3, 4])
@@ -216,7 +216,7 @@ def litdata(folder):
     return write_file(folder / "chunk-0-0.bin", bytes(64))
 
 
-# Lengths from byte 34, pointers from 46, documents from 70.
+# Lengths start at byte 34, pointers at 46, and documents at 70.
 def fairseq_pair(folder):
     np.array([1, 2, 3], "u2").tofile(folder / "t.bin")
     (folder / "t.idx").write_bytes(b"TNTIDX\0\0" + bytes(40))
@@ -224,7 +224,7 @@ def fairseq_pair(folder):
 
 
 BAD = {
-    # llm.c: name, found, expected
+    # llm.c: each case names the file, the value found and the value expected
     "llmc: cut off in the header": (single("t.bin", llmc_bytes(U2)[:500]), "t.bin", ["500", "1024"]),
     "llmc: cut off after the magic": (single("t.bin", llmc_bytes(U2)[:4]), "t.bin", ["4 bytes", "1024"]),
     "llmc: other version": (single("t.bin", llmc_bytes(U2, version=2)), "t.bin", ["version 2", "version 1"]),
@@ -290,7 +290,7 @@ BAD = {
         "t.idx",
         ["1000000000000 ", "12000000000066", "102"],
     ),
-    # The ends of its arrays
+    # The ends of the index's arrays
     "megatron: negative first pointer": (index_with(put(46, -2, "<q")), "t.idx", ["byte -2", "0 or more"]),
     "megatron: pointer between two tokens": (index_with(put(54, 5)), "t.idx", ["byte 5", "multiple of 2"]),
     "megatron: last pointer too far": (index_with(put(62, 12)), "t.idx", ["byte 20", "18 bytes"]),
@@ -340,7 +340,7 @@ BAD = {
         "t.idx",
         ["t.bin does not exist", "expected both"],
     ),
-    # Others' indices
+    # Indexes of other formats
     "fairseq index": (index_only(b"TNTIDX\0\0" + bytes(40)), "t.idx", ["gpt-neox", "convert"]),
     "the tokens of a fairseq index": (
         fairseq_pair,
@@ -398,7 +398,7 @@ BAD = {
         ["not tokens", "give the .ds"],
     ),
     "datatrove: the loss mask": (single("t.ds.loss", bytes(16)), "t.ds.loss", ["not tokens", "give the .ds"]),
-    # Others
+    # Other formats
     "mds": (single("shard.00000.mds", bytes(64)), "shard.00000.mds", ["MosaicML", "export"]),
     "litdata": (litdata, "chunk-0-0.bin", ["LitData", "index.json"]),
     "parquet": (single("t.bin", b"PAR1" + bytes(60)), "t.bin", ["Parquet", "raw"]),
@@ -451,7 +451,7 @@ def test_a_format_that_was_asked_for_is_not_given_up_silently(tmp_path, format):
         open_tokens(path, format=format)
 
 
-# The documents of an index are checked when they are first asked for, all of them.
+# An index checks all of its documents when they are first requested.
 
 DAMAGED = {
     "megatron: beyond the sequences": (index_with(put(78, 7)), "t.idx", ["document 2", "is 2", "7 or more"]),

@@ -1,4 +1,4 @@
-"""Corpora in the place of arrays: shapes, and lists and arrays as indices."""
+"""Corpora in place of arrays: shapes, and lists and arrays as indices."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def test_lists_and_arrays_pick_tokens_as_in_numpy(tmp_path, dtype, mode):
         for index in (
             [0, 99, 30, 29, -1, -100, 30],
             [],
-            [True, 1],  # integers for NumPy as well
+            [True, 1],  # NumPy also treats these as integers
             np.array([[1, 31], [-2, 98]], "i1"),
             np.array([5, 99], "u1"),
             np.array([99, 0], "u8"),

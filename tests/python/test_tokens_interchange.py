@@ -1,6 +1,6 @@
 """Megatron and datatrove read our files, and pagestream reads theirs.
 
-Each runs in its own process: both packages warn at import, and take seconds to import.
+Each package runs in its own process, because it warns at import and takes seconds to import.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from support.token_files import tokens_of
 
 pytestmark = pytest.mark.frameworks
 
-# Lengths of the sequences or documents, one of them empty.
+# The lengths of the sequences or documents. One of them is empty.
 LENGTHS = [4, 0, 7, 1, 300]
 
 
 @pytest.fixture(scope="module")
 def megatron(tmp_path_factory):
-    """Lets Megatron read our files and write its own. Returns the folder, and the output of Megatron."""
+    """Runs Megatron, which reads our files and writes its own. Returns the folder and Megatron's output."""
     folder = tmp_path_factory.mktemp("megatron")
     names = []
     for dtype in ("u1", "i1", "<i2", "<i4", "<i8", "<u2"):

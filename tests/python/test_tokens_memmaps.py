@@ -1,4 +1,4 @@
-"""`numpy.memmap` arrays in the place of paths."""
+"""`numpy.memmap` arrays in place of paths."""
 
 import os
 import pickle

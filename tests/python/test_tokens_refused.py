@@ -1,4 +1,4 @@
-"""Files that people pass as tokens by mistake: refused by name, unless the caller asks for raw tokens."""
+"""Files that users pass as tokens by mistake: refused by name, unless the caller asks for raw tokens."""
 
 import bz2
 import gzip
@@ -34,7 +34,7 @@ TABLE = pa.table({"tokens": list(range(500))})
 
 
 def into(write):
-    """Returns the bytes that a function writes into a file object."""
+    """Returns the bytes that a function writes to a file object."""
     file = io.BytesIO()
     write(file)
     return file.getvalue()
@@ -60,12 +60,12 @@ def sqlite():
 
 
 def lit_gpt(tokens):
-    """`PackedDatasetBuilder` of lit-gpt: magic, version, code of the type, tokens in the chunk."""
+    """The format of lit-gpt's `PackedDatasetBuilder`: magic, version, type code, tokens in the chunk."""
     return b"LITPKDS" + struct.pack("<QBQ", 1, 8, tokens.size) + tokens.tobytes()
 
 
 def modalities(tokens):
-    """`PackedDataGenerator` of Modalities: bytes of data, bytes per token, data, documents."""
+    """The format of Modalities' `PackedDataGenerator`: data length, bytes per token, data, documents."""
     data = tokens.tobytes()
     return struct.pack("<QI", len(data), tokens.itemsize) + data + pickle.dumps([(0, len(data))])
 

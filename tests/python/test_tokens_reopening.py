@@ -1,4 +1,4 @@
-"""An index is checked once while its file stays as it is: opening it again reads little."""
+"""While its file does not change, an index is checked only once. Reopening it reads little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.token_formats import write_megatron
 
 pytestmark = pytest.mark.slow
 
-# A file is settled after two seconds of the coarsest clock.
+# `state_cache.rs` keeps results of files that stayed unchanged for more than two whole seconds.
 SETTLED_SECONDS = 3.1
 SEQUENCES = 50_000
 TOKENS = tokens_of("<u2", 2 * SEQUENCES)
@@ -38,7 +38,7 @@ def bytes_read():
 
 
 def read_by(action):
-    """What the action returns, and how many bytes this process reads for it."""
+    """Returns the action's result, and the number of bytes that this process reads for it."""
     before = bytes_read()
     result = action()
     return result, bytes_read() - before
@@ -50,10 +50,10 @@ def opened(stem):
 
 @pytest.fixture(scope="module")
 def settled(tmp_path_factory):
-    """Pairs that are settled, and were opened before."""
+    """Makes pairs that are settled and have been opened before."""
     folder = tmp_path_factory.mktemp("settled")
     stems = {kind: write(folder / kind, ORDERS.get(kind, ORDERS["reversed"])) for kind in KINDS}
-    # The first opening sees the file as it is, the second sees that it stayed so and keeps what it finds.
+    # The first open records the file's state. The second open finds it unchanged and caches its results.
     for stem in stems.values():
         assert opened(stem)[1] > 12 * SEQUENCES
     time.sleep(SETTLED_SECONDS)

@@ -1,4 +1,4 @@
-"""Folders and patterns with files of several splits, for example training and validation."""
+"""Folders and patterns that match files of several splits, for example training and validation."""
 
 import re
 import warnings
@@ -22,10 +22,10 @@ SPLIT = [
     (["train.bin", "eval.bin"], "training (1), validation (1)", ["*train*", "*eval*"]),
     (["train.bin", "holdout-1.bin"], "training (1), validation (1)", ["*train*", "*holdout*"]),
     (["validation.bin", "test.bin"], "validation (1), test (1)", ["*test*", "*validation*"]),
-    # A word that all names have is no split.
+    # A word in all names marks no split.
     (["test_train.bin", "test_val.bin"], "training (1), validation (1)", ["*train*", "*val*"]),
     (["dev_corpus_train.bin", "dev_corpus_val.bin"], "training (1), validation (1)", ["*train*", "*val*"]),
-    # Files without a word are probably for training.
+    # Files without a split word are probably for training.
     (
         ["shard_000.bin", "shard_001.bin", "val.bin"],
         "validation (1), others (2)",
@@ -59,7 +59,7 @@ def write_all(folder, names):
 
 @pytest.mark.parametrize(("names", "told", "patterns"), SPLIT)
 def test_a_folder_of_several_splits_is_refused(tmp_path, names, told, patterns):
-    # The folder's own name does not count.
+    # The name of the folder itself does not count.
     folder = tmp_path / "test"
     write_all(folder, names)
     with pytest.raises(ValueError, match=re.escape(told)) as caught:
@@ -68,7 +68,7 @@ def test_a_folder_of_several_splits_is_refused(tmp_path, names, told, patterns):
         assert f"'{folder}/{pattern}'" in str(caught.value)
         with warnings.catch_warnings(action="error"):
             assert len(open_tokens(f"{folder}/{pattern}").shards) < len(names)
-    # A list says that they belong together.
+    # An explicit list means that the files belong together.
     with warnings.catch_warnings(action="error"):
         assert len(open_tokens([folder / name for name in names])) == 10 * len(names)
 
@@ -106,5 +106,5 @@ def test_loaders_refuse_a_folder_of_several_splits(tmp_path):
 def test_commands_take_a_folder_of_several_splits(tmp_path, command):
     write_all(tmp_path, ["train.bin", "val.bin"])
     ended = CliRunner().invoke(app, [command, str(tmp_path)])
-    # `verify` can compare raw tokens with nothing.
+    # `verify` has nothing to compare raw tokens with.
     assert ended.exit_code == (3 if command == "verify" else 0), ended.output

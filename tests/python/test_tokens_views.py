@@ -1,4 +1,4 @@
-"""Megatron indexes that are views: sequences in another order than in the file, left out, repeated."""
+"""Megatron indexes that are views: they reorder, omit or repeat the sequences of the file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from support.token_formats import write_megatron
 
 LENGTHS = np.random.default_rng(5).integers(0, 30, 210)
 ENDS = np.cumsum(LENGTHS)
-# Some at the end are in no sequence.
+# No sequence contains the last tokens.
 TOKENS = tokens_of("<u2", int(ENDS[-1]) + 100)
 MODES = ["shared", "private", "read"]
 
 
 def write_view(stem, order, documents=None):
-    """A pair whose index lists the sequences of `TOKENS` in this order; returns its stem and its tokens."""
+    """Writes a pair whose index lists sequences of `TOKENS` in this order. Returns its stem and tokens."""
     order = np.asarray(order, int)
     firsts = ENDS - LENGTHS
     listed = [TOKENS[firsts[number] : ENDS[number]] for number in order]
@@ -124,7 +124,7 @@ def test_one_sequence_out_of_place_is_followed_and_shown(tmp_path):
 
 
 def test_pointers_that_wrapped_at_2_gib_are_not_a_view(tmp_path):
-    # Sums of 32 bits: the third sequence begins at 2^32 bytes, and its pointer is 0.
+    # Their sums overflow 32 bits: the third sequence begins at byte 2^32, and its pointer is 0.
     lengths, pointers = [2**30, 2**30, 5], [0, -(2**31), 0]
     stem = write_megatron(tmp_path / "t", TOKENS[:0], lengths, pointers=pointers)
     os.truncate(f"{stem}.bin", 2**32 + 10)
@@ -148,9 +148,9 @@ def test_an_index_of_the_beginning_of_the_file_is_opened_with_a_warning(tmp_path
     [
         ([100] * 3 + [105] + [100] * 6, range(0, 2000, 200), (4, 800, 600, 810)),
         ([100] * 10, [0, 200, 400, 610, *range(800, 2000, 200)], (4, 800, 610, 810)),
-        # Counted in tokens.
+        # These pointers count tokens.
         ([100] * 10, range(0, 1000, 100), (1, 100, 0, 200)),
-        # An empty sequence between the two is no gap.
+        # The empty sequence between the two others is no gap.
         ([100, 0, 100], [0, 500, 198], (2, 198, 0, 200)),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_sequence_that_begins_inside_the_one_before_it_gets_a_warning(tmp_path
         rf"before it in the index, which has the bytes {start} to {end}; "
         r".* trained on twice, so build the index again"
     )
-    for _ in range(2):  # also if the index is not checked again
+    for _ in range(2):  # the second time, the index need not be checked again
         with pytest.warns(UserWarning, match=found) as caught:
             tokens = open_tokens(f"{stem}.bin")
         assert [warning.filename for warning in caught] == [__file__]
@@ -176,7 +176,7 @@ def test_a_sequence_that_begins_inside_the_one_before_it_gets_a_warning(tmp_path
     ("lengths", "pointers"),
     [
         ([10, 10, 10], [0, 0, 20]),
-        ([10, 20, 10, 10], [0, 0, 0, 40]),  # the longer one begins where the one before it does
+        ([10, 20, 10, 10], [0, 0, 0, 40]),  # the longer one begins where the previous one does
         ([10, 10, 10], [40, 20, 0]),
         ([10, 0, 10], [0, 10, 20]),  # an empty sequence has no tokens to repeat
     ],
@@ -188,7 +188,7 @@ def test_other_orders_get_no_warning(tmp_path, lengths, pointers):
 
 @pytest.mark.parametrize("places", [(0, 1), (200, 300)])
 def test_a_fingerprint_covers_the_whole_order(tmp_path, places):
-    # Sequences of one length: lengths, sizes and the end of the index stay the same.
+    # All sequences have one length, so lengths, sizes and the end of the index stay the same.
     seen = set()
     order = np.random.default_rng(2).permutation(500)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Raw files that are opened with another width than they were written with."""
+"""Raw files opened with another token width than they were written with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = "\n".join(path.read_text() for path in sorted((Path(__file__).parents[2] 
 
 @pytest.fixture(scope="module")
 def tokenized():
-    """Tokens of real text in a vocabulary of some size; BPE, as GPT-2 has it."""
+    """Tokenizes real text with vocabularies of several sizes; BPE, as in GPT-2."""
     found = {"bytes": np.frombuffer(TEXT.encode(), "u1")}
     for size in (300, 1000, 8000):
         tokenizer = Tokenizer(models.BPE())
@@ -28,7 +28,7 @@ def tokenized():
         trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator([TEXT], trainer)
         found[size] = np.array(tokenizer.encode(TEXT).ids)
-    # Large vocabularies: the same words, with ids as they would be among 128,256.
+    # This imitates a large vocabulary: the same words, with ids drawn from 128,256.
     random = np.random.default_rng(0)
     found["large"] = np.sort(random.choice(128_256, 8000, replace=False))[found[8000]]
     return found
@@ -38,7 +38,7 @@ VOCABULARIES = ["bytes", 300, 1000, 8000, "large"]
 
 
 def pieces(tokens):
-    """Many files: a corpus from any token on, as short as a sentence or as long as the whole."""
+    """Yields many corpora with different starts, as short as a sentence or as long as the whole."""
     for start in range(0, len(tokens) - 1000, max(1, len(tokens) // 40)):
         for length in (10, 64, 300, 2000, len(tokens)):
             yield tokens[start : start + length]

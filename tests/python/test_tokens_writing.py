@@ -1,4 +1,4 @@
-"""`write_tokens`: read back as written, whole or not at all."""
+"""`write_tokens`: the tokens read back as written, and a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_an_llmc_file_that_cannot_be_counted_is_refused(tmp_path, monkeypatch):
     assert files(tmp_path) == ["t"]
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_integers_that_are_no_tokens_of_the_type_are_refused_with_their_place(tm
     for wrong in (65536, -1, 1 << 64, -(1 << 80)):
         with pytest.raises(ValueError, match=f"token 5 of array 0 is {wrong}, which does not fit in uint16"):
             write_tokens(tmp_path / "t", iter([0, 1, 2, 3, 4, wrong, 70000]), dtype="u2")
-    # NumPy makes floats of these two.
+    # NumPy converts these two to floats.
     with pytest.raises(ValueError, match=f"token 0 of array 0 is {1 << 63}, which does not fit in int64"):
         write_tokens(tmp_path / "t", [1 << 63, -1], dtype="i8")
     for wrong in ([1, 2.5], [True, False], "12", ["12"], [1, None], [b"12"]):
@@ -249,7 +249,7 @@ def test_formats_that_do_not_record_documents_say_so(tmp_path):
         write_tokens(tmp_path / "t", np.arange(3), dtype="u2", documents=[0, 3])
 
 
-# Whole or not at all
+# Complete or absent
 
 
 @every_format
@@ -305,7 +305,7 @@ def test_the_files_of_a_living_writer_stay(tmp_path, kind):
         assert before
         write_tokens(tmp_path / "t.bin", [[1, 2]], dtype="u2", format=kind)
         assert temporary_files(tmp_path) == before
-        # It goes on, and its tokens take the place of ours.
+        # The living writer continues, and its tokens replace ours.
     assert living.returncode == 0
     assert temporary_files(tmp_path) == []
     assert open_tokens(tmp_path / "t.bin", format=kind)[:].tolist() == [7, 8, 9]
@@ -326,7 +326,7 @@ def test_a_reader_that_holds_a_lock_holds_up_no_writer(tmp_path, what):
 
 @every_format
 def test_a_full_disk_is_an_os_error_that_names_the_file(tmp_path, kind):
-    # Files may not grow beyond 64 KiB; Python ignores SIGXFSZ, so that writing fails with EFBIG.
+    # The limit stops files at 64 KiB. Python ignores SIGXFSZ, so writes fail with EFBIG.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, hard))
     try:
@@ -377,7 +377,7 @@ def test_a_directory_and_a_missing_folder_are_os_errors_with_the_path(tmp_path):
     assert caught.value.filename == os.fspath(tmp_path)
     with pytest.raises(FileNotFoundError) as caught:
         write_tokens(tmp_path / "missing" / "t", [[1]], dtype="u2")
-    # What is missing is the folder, and not the name under which it would have been written first.
+    # The error names the missing folder, not the temporary file.
     assert caught.value.filename == os.fspath(tmp_path / "missing")
 
 
@@ -393,7 +393,8 @@ def test_an_old_files_permissions_are_kept(tmp_path, kind):
 
 @every_format
 def test_an_interrupt_when_a_file_was_just_opened_leaves_none_open(tmp_path, kind):
-    """Python hears a signal when a call has returned: here after each call that gives out a descriptor."""
+    """Python handles signals when a call returns. The test interrupts after each call that gives a
+    descriptor."""
 
     def interrupted_after(number):
         calls = iter(range(100))
@@ -417,7 +418,7 @@ def test_an_interrupt_when_a_file_was_just_opened_leaves_none_open(tmp_path, kin
     number = 0
     while interrupted_after(number):
         gc.collect()
-        # Fewer if what an earlier test left is let go of meanwhile.
+        # There may be fewer if objects of an earlier test were freed meanwhile.
         assert set(os.listdir("/proc/self/fd")) <= before, number
         assert files(tmp_path) == names, number
         number += 1
@@ -467,7 +468,7 @@ def test_the_header_of_llmc_says_the_count_that_was_not_known_at_the_start(tmp_p
 
 
 def test_two_writers_of_a_pair_leave_one_pair(tmp_path):
-    """As many tokens, in other documents: a pair of both would pass for one."""
+    """Both writers write the same number of tokens in different documents: a mixed pair would look valid."""
     stem = tmp_path / "corpus"
 
     def write(lengths, value):

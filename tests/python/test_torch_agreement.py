@@ -1,4 +1,4 @@
-"""What ranks find out of each other's plans, by threads that stand for the ranks."""
+"""The agreement of ranks on each other's plans. Threads stand for the ranks."""
 
 import json
 import os
@@ -23,14 +23,14 @@ SHAPES = {"a": (6, 4), "b": (6, 4), "c": (6, 4), "d": (3,), "e": (), "f": (0, 2)
 
 
 class Ranks:
-    """Ranks that say something to each other, in one process."""
+    """Ranks that exchange messages within one process."""
 
     def __init__(self, size):
         self.size, self._said = size, {}
         self._all_have_spoken = threading.Barrier(size)
 
     def results(self, work):
-        """Returns what `work` returns for each rank, or the error that it raises."""
+        """Returns the result of `work` for each rank, or the error it raises."""
 
         def result(rank):
             try:
@@ -64,7 +64,7 @@ def saved(folder, values=lambda name: 0, shapes=SHAPES):
 
 
 def agree(folders, plans):
-    """Returns what each rank finds, each with a folder and a plan of its own: pairs of names and indices."""
+    """Returns each rank's result. Each rank has its own folder and plan, a list of names and indices."""
     opened = [open_checkpoint(folder) for folder in folders]
     framework = arrays.NumpyArrays(raw=False)
 
@@ -100,7 +100,7 @@ plans_of_ranks = st.lists(
 
 
 def rising(numbers):
-    """Returns numbers with one step between them as a range that stops after the last one."""
+    """Returns evenly spaced numbers as a range that stops right after the last one."""
     first, last = (numbers[0], numbers[-1]) if numbers else (0, -1)
     found = next(each for step in range(1, 10) if [*(each := range(first, last + 1, step))] == numbers)
     assert list(found) == numbers
@@ -121,7 +121,7 @@ def test_each_rank_finds_what_all_want_in_the_order_of_their_plans(folder, plans
                 chosen = sorted(np.atleast_1d(np.arange(SHAPES[name][0])[index]).tolist())
                 box[0] = rising(chosen)
                 if len(lengths) == 1:
-                    # Bytes, with those between elements.
+                    # A range of bytes includes the bytes between elements.
                     box[0] = range(4 * chosen[0], 4 * chosen[-1] + 4) if chosen else range(0)
             of_tensor = requests.setdefault(number, (tuple(lengths), []))[1]
             own[rank].append((number, len(of_tensor)))
@@ -164,7 +164,7 @@ def test_copies_are_one_checkpoint_and_other_bytes_are_named(tmp_path, folder):
     assert [each.kind_of for each in agree([folder, copy], [plan, plan])] == [[0, 0, 0, 1, 2, 3]] * 2
     for error in agree([folder, copy, other], [plan] * 3):
         assert str(error) == "ranks 0 and 2 have different checkpoints: 'b' has different bytes"
-    # What only one of them wants may differ.
+    # Tensors that only one rank wants may differ.
     apart = agree([folder, copy, other], [plan[:1], plan[:1], plan[1:]])
     assert [each.own for each in apart] == [[(0, 0)], [(0, 1)], [(number, 0) for number in range(1, 6)]]
 
@@ -190,7 +190,7 @@ def test_one_file_of_several_that_differs_is_found(tmp_path, folder):
 
 
 def test_what_all_say_is_said_in_the_same_words(folder):
-    """So it crosses the network once, whatever parts of the tensors each wants."""
+    """Identical payloads cross the network once, whichever parts of the tensors each rank wants."""
     said = []
 
     class Listening(Ranks):

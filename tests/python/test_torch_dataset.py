@@ -1,4 +1,4 @@
-"""`pagestream.torch.TokenDataset`, alone and under torch's DataLoader."""
+"""`pagestream.torch.TokenDataset`, on its own and under torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from support import cut_under_workers
 from support.token_files import TOKEN_TYPES, shard_lengths, tokens_of, write_shards, write_tokens
 from support.torch_process import run_torch
 
-# DataLoader forks a process with threads, and Python warns of that.
+# DataLoader forks a process that has threads, and Python warns about that.
 allow_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 TOKENS = tokens_of("<u2", 1000)
 
 
 @pytest.fixture
 def path(tmp_path):
-    """A raw file of `TOKENS`."""
+    """Returns a raw file of `TOKENS`."""
     return write_tokens(tmp_path / "tokens.bin", TOKENS)
 
 
 def windows(tokens, length, stride, target):
-    """Every window by naive slicing, as (x, y) or x."""
+    """Returns every window by naive slicing, as (x, y) or as x alone."""
     span = length + (target != "none")
     starts = range(0, len(tokens) - span + 1, stride)
     if target == "none":
@@ -245,7 +245,7 @@ def test_a_pickle_of_a_file_that_changed_its_size_is_refused(path):
 def test_a_file_that_was_cut_is_an_error_with_the_path(path):
     dataset = TokenDataset(path, 16)
     os.truncate(path, 100)
-    for index in (-1, 0):  # window 0 is still there; that the file is not whole shows all the same
+    for index in (-1, 0):  # window 0 still exists, but reading it reveals the truncation too
         with pytest.raises(MappedReadError, match="truncated") as caught:
             dataset[index]
         assert caught.value.filename == path
@@ -257,7 +257,7 @@ def test_a_file_that_was_cut_is_an_error_with_the_path(path):
 
 
 def collect(loader, length):
-    """All rows that a loader gives, as (x, y) tuples."""
+    """Returns all rows of a loader, as (x, y) tuples."""
     batches = [(x.numpy(), y.numpy()) for x, y in loader]
     assert all(x.shape == y.shape == (len(x), length) for x, y in batches)
     return [(tuple(row), tuple(target)) for x, y in batches for row, target in zip(x, y, strict=True)]
@@ -315,7 +315,7 @@ def test_a_loader_gets_its_batches_from_one_native_call_each(path, monkeypatch):
 
 
 def run_cut(path, kind, context="fork", guard="on"):
-    """Runs a process with two workers that read a file of 32 MiB while it is truncated."""
+    """Runs a process with two workers that read a file of 32 MiB during its truncation."""
     with open(path, "wb") as file:
         file.truncate(32 << 20)
     environment = {**os.environ, "PAGESTREAM_FAULT_GUARD": guard}
@@ -339,14 +339,14 @@ def test_a_file_cut_under_two_workers_is_an_error_that_names_it_in_a_parent_that
 
 
 def test_the_same_kills_a_worker_that_reads_by_memmap(tmp_path):
-    """The control: torch's handler of bus errors is there and would have ended our worker too."""
+    """As a control: torch's bus error handler is installed and would have killed our worker too."""
     done = run_cut(str(tmp_path / "cut.bin"), "memmap")
-    # It is not a RuntimeError if the worker dies while the parent takes a batch's descriptor from it.
+    # Another error is raised if the worker dies while the parent receives a batch's descriptor from it.
     assert done.stdout.split()[0] in {"RuntimeError", "ConnectionResetError", "EOFError"}, done.stdout
     assert "Unexpected bus error encountered in worker" in done.stderr
 
 
-# torchdata touches a name that torch has deprecated.
+# torchdata uses a name that torch has deprecated.
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_data_loader_goes_on_in_the_middle(tmp_path, workers):
@@ -371,7 +371,7 @@ def test_a_stateful_data_loader_goes_on_in_the_middle(tmp_path, workers):
 
 
 def test_equal_datasets_have_one_repr(tmp_path):
-    """Grain compares it when it restores a state."""
+    """Grain compares the repr when it restores a state."""
     path = tmp_path / "tokens.bin"
     np.arange(400, dtype="u2").tofile(path)
     one, other = TokenDataset(path, 8, stride=4), TokenDataset(path, 8, stride=4)

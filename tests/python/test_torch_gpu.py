@@ -40,7 +40,7 @@ def test_a_batch_does_not_change_while_later_ones_arrive(tmp_path):
         kept = []
         for number in range(40):
             x, y = next(loader)
-            for _ in range(5):  # the device lags behind the host, so that buffers come back late
+            for _ in range(5):  # the device lags behind the host, so buffers come back late
                 busy = busy @ busy / 4096
             kept.append((number, x, y))
         for number, x, y in kept:
@@ -73,7 +73,7 @@ def test_loaders_that_are_dropped_unpin_their_buffers(tmp_path):
         x, _ = next(loader)
         del loader
         gc.collect()
-        assert x[0, 0].item() >= 0  # a registration that was left behind would fail the next one
+        assert x[0, 0].item() >= 0  # a leftover registration would make the next one fail
 
 
 def test_documents_arrive_with_their_bounds(tmp_path):

@@ -71,7 +71,7 @@ def test_what_the_device_widens_is_what_the_host_widens(tmp_path, file_dtype, dt
             assert torch.equal(there.y, here.y)
             count += 1
         assert count == len(plain)
-        # 64-bit tokens, and any that may not fit, are converted and checked before they are sent.
+        # 64-bit tokens, and tokens that may not fit the type, are converted and checked before they are sent.
         crosses_as_in_file = dtype == "raw" or staged._batches._wanted is not None
         expected = {"raw": True, "int64": limits.bits < 64, "int32": limits.bits < 32}[dtype]
         assert crosses_as_in_file is expected
@@ -84,7 +84,7 @@ def test_staged_batches_stop_resume_and_never_change(token_file):
     with StagedOnCpu(token_file, **arguments) as loader:
         first = [next(loader).x for _ in range(5)]
         state = loader.state_dict()
-        # Those in flight are not counted: they were not handed out.
+        # Batches in flight do not count, because the loader has not handed them out.
         assert state["samples_consumed"] == 20
         rest = [batch.x for batch in loader]
         assert all(torch.equal(x, y) for x, y in zip(first + rest, expected, strict=True))
@@ -128,7 +128,7 @@ def test_staged_batches_before_a_failure_come_first(tmp_path):
     np.arange(64 * 40, dtype="u2").tofile(path)
     with StagedOnCpu(path, sequence_length=16, batch_size=4, order="sequential", lookahead=1) as loader:
         assert torch.equal(next(loader).x, torch.arange(64).view(4, 16))
-        assert loader.state_dict()["samples_consumed"] == 4  # reads the fingerprint, while that can be read
+        assert loader.state_dict()["samples_consumed"] == 4  # reads the fingerprint while it still can
         np.arange(10, dtype="u2").tofile(path)
         found = 1
         failed = False
@@ -140,7 +140,7 @@ def test_staged_batches_before_a_failure_come_first(tmp_path):
             else:
                 assert torch.equal(x, torch.arange(found * 64, found * 64 + 64).view(4, 16))
                 found += 1
-        # The failed batch is tried again; it fails again.
+        # The failed batch is retried and fails again.
         assert loader.state_dict()["samples_consumed"] == found * 4
         with pytest.raises((MappedReadError, FileChangedError)):
             next(loader)
@@ -167,7 +167,7 @@ def test_a_type_may_be_given_as_torchs_or_as_numpys_or_as_a_word(token_file, dty
 
 
 def test_the_signature_shows_every_argument():
-    """Notebooks and editors show it."""
+    """Notebooks and editors show the signature."""
     numpy_parameters = inspect.signature(NumpyTokenLoader).parameters
     parameters = inspect.signature(TokenLoader).parameters
     assert parameters["device"].default == "cpu"
@@ -176,7 +176,7 @@ def test_the_signature_shows_every_argument():
 
 
 def test_a_batch_that_cannot_be_sent_is_tried_again(token_file, monkeypatch):
-    """As where the device has no memory left: none is lost, none comes twice."""
+    """For example, the device may have no memory left. No batch is lost or repeated."""
     send, calls = StagedBatches._send, itertools.count()
 
     def sometimes(self, *arguments):
@@ -196,7 +196,7 @@ def test_a_batch_that_cannot_be_sent_is_tried_again(token_file, monkeypatch):
                 found.append(next(loader).x)
             except RuntimeError:
                 failures += 1
-            # The last batch takes the rest of the epoch with it, which is dropped.
+            # The last batch also consumes the dropped rest of the epoch.
             consumed = 255 if len(found) == len(expected) else 4 * len(found)
             assert loader.state_dict()["samples_consumed"] == consumed
     assert failures == 3
@@ -216,14 +216,14 @@ def random_tokens(tmp_path):
 
 
 def equal(one, other):
-    """torch compares no unsigned tensors."""
+    """torch cannot compare unsigned tensors, so this compares them as signed ones."""
     return torch.equal(one.view(torch.int16), other.view(torch.int16))
 
 
 def test_a_buffer_is_used_again_only_once_its_copy_is_done(random_tokens):
     with TokenLoader(random_tokens, **LATE) as plain:
         expected = [tuple(part.clone() for part in batch) for batch in itertools.islice(plain, 60)]
-    # The consumer never waits for the device, as a training loop that runs ahead of it.
+    # Like a training loop that runs ahead of the device, this consumer never waits for it.
     with StagedLate(random_tokens, **LATE) as loader:
         found = list(itertools.islice(loader, 60))
         loader.late.synchronize()
@@ -240,7 +240,7 @@ def test_a_buffer_is_used_again_only_once_its_copy_is_done(random_tokens):
 
 
 def test_pinned_buffers_stay_mapped_as_long_as_their_pipeline(random_tokens):
-    """The pool keeps as many as staging holds: one that it unmapped would still be registered."""
+    """The pool keeps as many buffers as staging holds. An unmapped buffer would still be registered."""
     with StagedLate(random_tokens, **LATE) as loader:
         register, calls = loader.late.register, []
         loader.late.register = lambda address, nbytes: calls.append(address) or register(address, nbytes)
@@ -259,12 +259,12 @@ def mapped_ranges():
 
 
 def test_a_copy_that_fails_midway_is_waited_for_before_its_buffer_goes(random_tokens):
-    """Also where the wait is interrupted."""
+    """This holds even if an interrupt ends the wait."""
     with StagedLate(random_tokens, **LATE) as loader:
         calls = itertools.count()
 
         def sometimes():
-            # x of the second batch is queued, y is not.
+            # x of the second batch is already queued, but y is not.
             if next(calls) == 3:
                 message = "CUDA out of memory"
                 raise RuntimeError(message)
@@ -301,7 +301,7 @@ def test_an_interrupt_while_copies_are_waited_for_leaves_no_registration_behind(
         loader.late.fail_synchronize = interrupt
         with pytest.raises(KeyboardInterrupt):
             loader.load_state_dict(state)
-        # The buffers are gone with their pipeline, and with them all that the driver knew of them.
+        # The buffers are gone with their pipeline, and so are their registrations.
         assert loader.late.registered == {}
         loader.load_state_dict(state)
         for _ in range(6):
@@ -341,7 +341,7 @@ def test_a_buffer_of_another_pipeline_at_the_same_address_is_pinned_anew(random_
         next(loader)
         batches, late = loader._batches, loader.late
         address = next(iter(late.registered))
-        # As if the end of the first pipeline had not been noticed.
+        # This simulates that the end of the first pipeline went unnoticed.
         batches._host.pipelines_started += 1
         calls = []
         unregister = late.unregister
@@ -353,7 +353,7 @@ def test_a_buffer_of_another_pipeline_at_the_same_address_is_pinned_anew(random_
 
 
 def test_the_index_of_a_device_is_looked_up_once(monkeypatch):
-    """Another device may be the current one when a batch is waited for."""
+    """Another device may be current by the time a batch is awaited."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     made = []

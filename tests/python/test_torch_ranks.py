@@ -1,4 +1,4 @@
-"""Checkpoints that the ranks of a process group load together. `support.rank_checks` has what they do."""
+"""Checkpoints that the ranks of a process group load together. `support.rank_checks` has the checks."""
 
 import contextlib
 import json
@@ -22,14 +22,14 @@ from support.ranks import GLOO, accelerate_launch, run_ranks, torchrun
 
 LOADS = PROGRAMS / "torch_ranks/loads.py"
 SIZES = (1, 2, 4)
-# Of the checkpoint that nodes load, in tensors of 1 MiB.
+# The size of the checkpoint that nodes load, in tensors of 1 MiB.
 NODE_MIB = 32
 WAYS_OF_ALL = ("whole", "rows", "columns", "rows in turn", "readers")
 WAYS_OF_HALF = ("half of the rows in turn", "columns with gaps")
 
 
 def write_checkpoint(folder):
-    """Two files with tensors of many types and shapes."""
+    """Writes two files with tensors of many types and shapes."""
     torch.manual_seed(0)
     for part in range(2):
         tensors = {f"layers.{part}.matrix.{number}": torch.randn(300, 1000) for number in range(4)}
@@ -41,7 +41,7 @@ def write_checkpoint(folder):
             f"layers.{part}.scale": torch.tensor(part + 0.5),
             f"layers.{part}.empty": torch.empty(0, 4),
             f"layers.{part}.eighths": torch.randn(64, 64).to(torch.float8_e4m3fn),
-            # One is larger than a piece of 8 MiB.
+            # One of these is larger than a piece of 8 MiB.
             f"layers.{part}.large": torch.randn((760, 300)[part], 3000),
         }
         save_file(tensors, folder / f"model-{part}.safetensors")
@@ -49,19 +49,19 @@ def write_checkpoint(folder):
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What the checks of each number of ranks gave, by number and check, a list with one for each rank."""
+    """Returns the results by number of ranks and check. Each is a list with one entry per rank."""
     folders = {size: tmp_path_factory.mktemp(f"ranks{size}") for size in SIZES}
 
     def checked(size):
         results = folders[size]
-        # Reads that bypass the page cache are shared.
+        # Ranks share reads only if these bypass the page cache.
         with real.slow_fuse(results / "source", results / "mount", direct_io=True):
             run_ranks(size, rank_checks.__file__, results)
 
     for results in folders.values():
         (results / "source").mkdir()
         write_checkpoint(results / "source")
-    # They wait for one another much of the time.
+    # Ranks mostly wait for one another, so the groups run at the same time.
     with ThreadPoolExecutor(len(SIZES)) as pool:
         list(pool.map(checked, SIZES))
     found = {}
@@ -81,8 +81,8 @@ def test_ranks(outcomes, size, name):
 
 @contextlib.contextmanager
 def started(folder, *, program=LOADS, by_rank=None, has_brief_end=True, **environment):
-    """Starts three ranks that load a folder. `by_rank` has variables that some have of their own."""
-    # Bound by both, as both may reuse it, and listened to by the store alone: nobody else gets this port.
+    """Starts three ranks that load a folder. `by_rank` holds the variables of individual ranks."""
+    # This socket and the store both bind the port, and only the store listens: no other program gets it.
     with socket.socket() as place, contextlib.ExitStack() as ends:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind(("127.0.0.1", 0))
@@ -99,11 +99,11 @@ def started(folder, *, program=LOADS, by_rank=None, has_brief_end=True, **enviro
 
 
 def last_words(ranks):
-    """Returns the last lines that ranks print, who have an input until all have printed theirs."""
+    """Lets the ranks finish, and returns the last line of each. No input closes before all have printed."""
     for each in ranks:
         each.stdin.write("\n" * 100)
         each.stdin.flush()
-    # They are lists. All other lines are names.
+    # This line is a list. All other lines are names.
     found = [next(line for line in each.stdout if line.startswith("[")) for each in ranks]
     for each in ranks:
         each.communicate()
@@ -120,7 +120,7 @@ def last_words(ranks):
     ],
 )
 def test_a_rank_that_is_gone_is_named(tmp_path, gone, signal_name, hurrying, told):
-    """Rank 0 has the store of the group: without it nobody knows what became of the others."""
+    """Rank 0 hosts the store of the group. Without it, no rank can tell what happened to the others."""
     write_checkpoint(tmp_path)
     by_rank = {rank: {"HURRIES": what} for rank, what in hurrying.items()}
     with started(tmp_path, by_rank=by_rank, HURRY=str(tmp_path / "hurry")) as ranks:
@@ -134,7 +134,7 @@ def test_a_rank_that_is_gone_is_named(tmp_path, gone, signal_name, hurrying, tol
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_rank_that_ends_with_its_first_tensor_is_named(tmp_path, is_shared):
-    """With beats so rare that the others connect to it in time only if the load waits for that."""
+    """Beats are so rare that the other ranks connect in time only if the load waits for them."""
     (tmp_path / "source").mkdir()
     write_checkpoint(tmp_path / "source")
     with contextlib.ExitStack() as ends:
@@ -158,7 +158,7 @@ def test_a_store_that_stops_while_ranks_connect_is_named(tmp_path):
 
 
 def test_a_rank_that_stands_still_for_a_minute_is_waited_for(tmp_path):
-    """As in a debugger, in a long garbage collection, or while its virtual machine migrates."""
+    """A rank may pause in a debugger, in a long garbage collection, or while its virtual machine migrates."""
     write_checkpoint(tmp_path)
     hurry = tmp_path / "hurry"
     with started(tmp_path, by_rank={1: {"HURRIES": "minute"}}, HURRY=str(hurry)) as ranks:
@@ -192,7 +192,7 @@ def test_a_rank_that_does_not_begin_is_waited_for_as_long_as_the_group_says(tmp_
     program = PROGRAMS / "torch_ranks/ends.py"
     with started(tmp_path, program=program, ABSENT_RANK="1", TIMEOUT_SECONDS="3") as ranks:
         errors = last_words([ranks[0], ranks[2]])
-    # The first one that gives up tells the others.
+    # The first rank to give up tells the others.
     assert {kind for kind, *_ in errors} <= {"TimeoutError", "RankError"}
     for _, message, seconds, logged in errors:
         assert "process_group: rank 1 did not join the load within 3 s, the time-out of the group" in message
@@ -225,7 +225,7 @@ def test_a_store_in_a_file_is_gone_with_the_last_rank(tmp_path):
     [("SIGSTOP", "", "no sign of life"), ("SIGKILL", "yes", "its process has ended")],
 )
 def test_a_rank_that_stops_in_an_exchange_is_named(tmp_path, signal_name, by_reader, told):
-    """The others are in a collective, which alone would wait for half an hour."""
+    """The other ranks are in a collective operation, which by itself would wait for half an hour."""
     (tmp_path / "source").mkdir()
     write_checkpoint(tmp_path / "source")
     stopped = {"STOPPED_RANK": "1", "STOPPED_BY": signal_name, "BY_READER": by_reader}
@@ -259,7 +259,7 @@ def test_a_rank_has_a_minute_while_its_connection_stands(store, is_cut, looks, t
         assert beats._is_gone(first) is None
         if is_cut:
             lifeline.close()
-        # The second beat begins the count anew.
+        # The second beat restarts the count.
         assert {beats._is_gone(each) for each in [first] * (looks - 1) + [second] * looks} == {None}
         assert told in beats._is_gone(second)
     beats._let_go()
@@ -313,7 +313,7 @@ def test_a_child_of_fork_does_not_keep_the_connections_of_its_parent(store):
     ids=["four", "eight", "by torchrun", "by accelerate"],
 )
 def test_each_byte_leaves_the_store_once(tmp_path, ways, count, launch):
-    """Each rank is a node with mounts of its own, one for each way, whose reads are counted."""
+    """Each rank is a node with its own mounts, one for each way. The mounts count their reads."""
     source = tmp_path / "source"
     source.mkdir()
     tensors = {
@@ -332,7 +332,7 @@ def test_each_byte_leaves_the_store_once(tmp_path, ways, count, launch):
     whole = NODE_MIB << 20
     for way, nodes_of_way in nodes.items():
         read_bytes = [node.counts["read_bytes"] for node in nodes_of_way]
-        # The header is read by all, and short gaps are read, too. No page is read that nobody asks for: the
-        # mounts have no page cache.
+        # All ranks read the header and the short gaps. The mounts have no page cache, so no rank reads a page
+        # that it did not request.
         assert whole // (1 + (way in WAYS_OF_HALF)) <= sum(read_bytes) <= 1.01 * whole, (way, read_bytes)
         assert max(read_bytes) <= 1.01 * whole / count, (way, read_bytes)

@@ -1,4 +1,4 @@
-"""The division of a checkpoint among the ranks that load it."""
+"""The division of a checkpoint among the ranks that load it together."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ ROUND_BYTES = 256 * MIB
 
 
 def divided(tensors, ranks, round_bytes=ROUND_BYTES):
-    """Returns the pieces of all ranks together, after a look whether the ranks agree on what they share."""
+    """Returns the pieces of all ranks, after a check that the ranks agree on their shared pieces."""
     of_ranks = [shared(tensors, range(len(tensors)), rank, ranks, round_bytes) for rank in range(ranks)]
     facts = [
         [(each.tensor, each.reader, each.cut.box) for each in pieces if each.is_shared] for pieces in of_ranks
@@ -35,7 +35,7 @@ def whole(shape):
 
 @st.composite
 def places(draw, length):
-    """Some of the places along a dimension. The last one decides where they stop."""
+    """Draws some positions along a dimension, as a range that stops right after the last one."""
     start, stop = sorted(draw(st.lists(st.integers(0, length), min_size=2, max_size=2)))
     found = range(start, stop, draw(st.sampled_from([1, 1, 2, 3, 7])))
     return range(start, found[-1] + 1, found.step) if found else range(0)
@@ -95,7 +95,7 @@ def test_each_request_gets_each_of_its_bytes_once(given_tensors, piece_bytes, ro
     ]
     for lot, behind in itertools.zip_longest(lots, lots[1:]):
         if lot.shared:
-            # One piece may always begin.
+            # Even a piece that exceeds the limit is allowed as the first of its round.
             assert max(held(lot.shared, ranks)) <= max(round_bytes, *held(lot.shared[:1], ranks))
         if behind is not None:
             assert max(held([*lot.shared, behind.shared[0]], ranks)) > round_bytes
@@ -107,7 +107,7 @@ def flat(piece):
 
 
 def held(lot, ranks):
-    """Bytes that each rank reads, sends or gets in a round."""
+    """Returns the bytes that each rank reads, sends or receives in a round."""
     found = [0] * ranks
     for piece in lot:
         found[piece.reader] += volume(piece.cut.box)
@@ -174,7 +174,7 @@ def test_steps_that_all_share_are_a_dimension():
             Request(1, (range(1), range(2, 3), range(8))),
         ),
     )
-    # Where the last one is not whole, or steps differ, it is by what all are multiples of.
+    # If the last turn is incomplete or steps differ, the split uses a common divisor.
     assert split(SharedTensor((14, 8), requests)) == SharedTensor(
         (7, 2, 8),
         (
@@ -196,7 +196,7 @@ def columns(bounds, shape):
 
 
 KIB = 1 << 10
-# Shape, what ranks want, and what all of them may read together.
+# Each case has a shape, the requests of the ranks, and the limit on the bytes that all ranks read together.
 PARTS = {
     "rows in turn": ((4096, KIB), in_turn(4, (4096, KIB)), 4 * MIB),
     "rows of a part of the ranks": ((4096, KIB), in_turn(8, (4096, KIB)), 2 * MIB),
@@ -267,7 +267,7 @@ PARTS = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_what_is_read_is_little_more_than_what_is_wanted(name):
-    """Gaps that would be read through all the same are read by one rank, and no byte is read by two."""
+    """A single rank reads short gaps along with the data, and no two ranks read the same byte."""
     shape, requests, most_bytes = PARTS[name]
     ranks = len(requests)
     pieces = divided([split(SharedTensor(shape, requests))], ranks)
@@ -285,7 +285,7 @@ def test_rows_in_turn_are_read_in_one_go_where_the_last_turn_is_not_whole():
 
 @pytest.mark.parametrize(("row_bytes", "is_swapped"), [(8192, True), (64 << 10, False)])
 def test_rows_in_turn_are_sent_where_they_are_short(row_bytes, is_swapped):
-    """A long row comes from storage as fast alone as with its neighbours."""
+    """A long row alone takes the storage no longer than a row with its neighbours."""
     tensor = split(SharedTensor((4096, row_bytes), in_turn(4, (4096, row_bytes))))
     pieces = divided([tensor], 4)
     assert read_bytes(pieces, 4) == [1024 * row_bytes] * 4
@@ -315,7 +315,7 @@ def test_a_large_tensor_is_cut_whatever_its_first_dimension():
 
 
 def test_many_ranks_that_want_the_same_read_in_the_same_round():
-    """A rank that sends holds a copy for each of the others."""
+    """A rank that sends a piece holds one copy for each of the other ranks."""
     shape, ranks = (8192, 32768), 64
     tensors = [SharedTensor(shape, tuple(Request(rank, whole(shape)) for rank in range(ranks)))]
     lots = rounds(divided(tensors, ranks), ranks, ROUND_BYTES)

@@ -1,4 +1,4 @@
-"""The readers for ``torch.distributed.checkpoint.load`` in one process; `test_torch_ranks` has several."""
+"""The readers for ``torch.distributed.checkpoint.load`` in one process; `test_torch_ranks` uses several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK, WEIGHTS, SHAPE = 128, 32, (512, 640)
 
 
 class Watched(QuantizedHuggingFaceStorageReader):
-    """Notes the most bytes that wait for the other part of their tensor."""
+    """Records the most bytes that wait for the other part of their tensor."""
 
     most_bytes = 0
 
@@ -38,7 +38,7 @@ class Watched(QuantizedHuggingFaceStorageReader):
 
 
 def scales_in(file, folder):
-    """FP8 weights, and their scales in another file or behind all of them."""
+    """Writes FP8 weights. Their scales are in another file, or behind all weights in the same file."""
     torch.manual_seed(2)
     weights = {f"{number:02}.weight": torch.randn(SHAPE).to(torch.float8_e4m3fn) for number in range(WEIGHTS)}
     grid = [-(-length // BLOCK) for length in SHAPE]
@@ -108,7 +108,7 @@ COUNT = 12
 
 
 def write(folder, first=0):
-    """A file of small tensors that are numbers, from `first` on."""
+    """Writes a file of small tensors with consecutive numbers, starting at `first`."""
     folder.mkdir(exist_ok=True)
     tensors = {f"t{number:02}": torch.full((4, 5), float(first + number)) for number in range(COUNT)}
     save_file(tensors, folder / "model.safetensors")
@@ -124,14 +124,14 @@ def values(state):
 
 
 def planned(reader, state):
-    """A planner and a plan, as `torch.distributed.checkpoint.load` makes them."""
+    """Makes a planner and a plan, as `torch.distributed.checkpoint.load` does."""
     planner = DefaultLoadPlanner()
     planner.set_up_planner(state, reader.read_metadata(), is_coordinator=True)
     return planner, planner.create_local_plan()
 
 
 class Noting(HuggingFaceStorageReader):
-    """Notes in which order tensors come, and calls something before it copies the last one."""
+    """Records the order of tensors, and calls a function before it copies the last one."""
 
     def __init__(self, *arguments, at_last=lambda: None, **options):
         super().__init__(*arguments, **options)
@@ -189,7 +189,7 @@ def test_a_planner_that_wants_another_shape_is_refused_by_name(tmp_path):
 
 
 def test_a_plan_by_what_another_reader_has_said_is_read(tmp_path):
-    """One rank may read the metadata for all; and a reader may go on to another folder."""
+    """One rank may read the metadata for all, and a reader may switch to another folder."""
     first, second = write(tmp_path / "first"), write(tmp_path / "second", first=100)
     state = empty_state()
     planner, plan = planned(HuggingFaceStorageReader(first), state)

@@ -1,4 +1,4 @@
-"""The store of a process group, asked by a thread of its own."""
+"""The store of a process group, queried by a separate thread."""
 
 import gc
 import threading
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pagestream.torch import _store
 from pagestream.torch._store import Answer, Questions
 
-# Only against a hang.
+# Only a hang takes this long.
 SECONDS = 600
 
 
@@ -54,7 +54,7 @@ def test_an_error_is_raised_where_the_answer_is_taken(store):
     assert answer.comes_within(SECONDS)
     with pytest.raises(ZeroDivisionError):
         answer.value()
-    # The thread goes on.
+    # The thread continues.
     after = questions.ask(lambda _: 7)
     assert after.comes_within(SECONDS)
     assert after.value() == 7
@@ -84,7 +84,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(store):
 
 
 def test_an_error_is_gone_with_its_answer(store):
-    """Its traceback refers to the objects of the caller, for example an iterator that must be closed."""
+    """The traceback refers to the caller's objects, for example to an iterator that must be closed."""
 
     class Held:
         pass

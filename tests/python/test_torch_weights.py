@@ -29,7 +29,7 @@ every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
 def same(found, expected):
-    """Compares bit for bit, whatever torch can compare."""
+    """Compares tensors bit for bit, including types that torch cannot compare."""
     assert list(found) == list(expected)
     for name, tensor in expected.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
@@ -71,7 +71,7 @@ def test_copies_do_not_change_with_their_file(tmp_path, strategy):
 
 @pytest.fixture(scope="module")
 def every_type(tmp_path_factory):
-    """A file with a tensor of each type, with all patterns of its bits where they are few."""
+    """Returns a file with one tensor of each type. Small types have all of their bit patterns."""
     rng = np.random.default_rng(5)
     header, data = {}, b""
     for code, _, kind in sorted(ELEMENT_TYPES, key=lambda each: -np.dtype(each[2]).itemsize):
@@ -100,7 +100,7 @@ def tensors():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tensors):
-    """The tensors in three shards, with an index."""
+    """Writes the tensors to three shards, with an index."""
     folder = tmp_path_factory.mktemp("sharded")
     names, weight_map = list(tensors), {}
     for number in range(3):
@@ -266,7 +266,7 @@ def test_a_cast_makes_no_second_copy_of_the_whole(tmp_path):
     safetensors.torch.save_file({f"t{n:02}": torch.ones(2 * MIB) for n in range(24)}, path)
     program = PROGRAMS / "torch_weights" / "cast.py"
     facts = json.loads(output_of(program, path, PAGESTREAM_MEMORY_BYTES=str(16 * MIB)))
-    # 96 MiB of bfloat16, the budget, one tensor of 8 MiB before its cast, and 8 MiB for torch.
+    # The peak: 96 MiB of bfloat16, the budget, one tensor of 8 MiB before its cast, and 8 MiB for torch.
     assert facts["kept_bytes"] == 96 * MIB
     assert facts["peak_bytes"] <= 96 * MIB + 16 * MIB + 8 * MIB + 8 * MIB, facts
 
@@ -280,7 +280,7 @@ def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
     source.mkdir()
     tensors = {f"t{number:02}": torch.full((MIB,), number, dtype=torch.uint8) for number in range(64)}
     safetensors.torch.save_file(tensors, source / "model.safetensors")
-    # Cached FUSE allows 12 of the kernel's own requests (max_background).
+    # Cached FUSE allows 12 requests of the kernel at a time (max_background).
     gather = 24 if direct else 10
     with real.slow_fuse(source, tmp_path / "slow", direct_io=direct, gather=gather) as slow:
         same(load_state_dict(slow.path / "model.safetensors"), tensors)
@@ -378,7 +378,7 @@ def test_a_device_in_the_hosts_memory_gets_each_tensor_from_where_it_was_read(fo
     """With `meta` as the device, tensors have the types and shapes of the files, and nothing is staged."""
     monkeypatch.setattr(weights, "usable", lambda _: torch.device("meta"))
     monkeypatch.setattr(copy_device, "shares_memory", lambda _: True)
-    # Nothing that is handed to the device is a view of a file, cached or not.
+    # The device never gets a view of a file, whether or not the file is cached.
     monkeypatch.setattr(weights, "_on_file", lambda *_: pytest.fail("a view of a file"))
     expected = loaded(folder)
     found = dict(stream_checkpoint(folder, device="mps"))
@@ -421,7 +421,7 @@ def test_the_environment_bounds_the_threads(tmp_path, monkeypatch):
 
 
 def test_ranks_agree_on_the_bytes_of_elements_that_share_them(every_type):
-    """The first request is for the whole tensor, and the second for a part."""
+    """The first request covers the whole tensor, and the second one a part of it."""
     weights = open_checkpoint(every_type)
     [whole], [part] = (planned(weights, {"F4": index}, "plan") for index in (None, np.s_[1:, 1:3]))
     assert byte_box(whole) == ((3, 4), (range(3), range(4)))
@@ -430,7 +430,7 @@ def test_ranks_agree_on_the_bytes_of_elements_that_share_them(every_type):
 
 @pytest.mark.parametrize("strategy", ["mapped", "pread"])
 def test_writes_to_tensors_of_an_open_checkpoint_show_in_no_other_tensor(tmp_path, strategy):
-    """Whether tensors were read or lie over the file: a second load has the file's bytes."""
+    """Tensors may be copies or views of the file. In both cases, a second load has the file's bytes."""
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.ones(5000), "b": torch.ones(3, 4)}, path)
     with open_checkpoint(path) as weights:
@@ -446,5 +446,5 @@ def test_writes_to_tensors_of_an_open_checkpoint_show_in_no_other_tensor(tmp_pat
         assert (array == 1).all()
         assert all((each == 1).all() for _, each in weights.stream())
         assert (weights["b"] == 1).all()
-    tensors["a"].add_(2)  # they stay when the checkpoint is closed
+    tensors["a"].add_(2)  # tensors outlive the checkpoint
     assert bool((tensors["a"] == 2).all())

@@ -1,4 +1,4 @@
-"""Weights on their way to a device. It is simulated: its copies come late, or stop the storage meanwhile."""
+"""Weights on their way to a simulated device. Its copies come late, or stop the storage meanwhile."""
 
 import ctypes
 import gc
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 
 def readers_end():
-    """Waits for the threads of streams to end, and returns whether they did."""
+    """Waits for the threads of streams to end. Returns whether they did."""
     deadline = time.monotonic() + 600
     while "pagestream-read" in thread_names() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -43,7 +43,7 @@ def readers_end():
 
 @pytest.fixture
 def late(monkeypatch):
-    """Streams go to a device whose copies come late."""
+    """Sends streams to a device whose copies come late."""
     device = LateDevice(delay=0.005)
     monkeypatch.setattr(copy_device, "staged_for", lambda _: device)
     return device
@@ -51,13 +51,13 @@ def late(monkeypatch):
 
 @pytest.fixture
 def direct(monkeypatch):
-    """Streams take the way to a device, with the CPU for one."""
+    """Sends streams to the CPU as if it were a device."""
     monkeypatch.setattr(copy_device, "staged_for", lambda _: CopyDevice(torch.device("cpu")))
 
 
 @pytest.fixture(scope="module")
 def tensors():
-    """Tensors larger than a piece, and many small tensors. All sizes are multiples of 16 bytes."""
+    """Returns some tensors larger than a piece, and many small ones. All sizes are multiples of 16 bytes."""
     rng = np.random.default_rng(11)
     sizes = [9 * MIB + 4096, 16, 2 * MIB, *[4000] * 200, 3 * MIB + 16, 800_000, 700_000, 600_000, 7 * MIB]
     return {
@@ -74,7 +74,7 @@ def path(tmp_path_factory, tensors):
 
 
 def left_behind(device):
-    """Returns leftovers of a stream: readers, copies under way, page-locked memory."""
+    """Returns leftovers of a stream: threads, copies in flight, page-locked memory."""
     gc.collect()
     return [] if readers_end() else ["threads"], device._reading, device.registered
 
@@ -142,7 +142,7 @@ def test_large_tensors_cross_in_pieces_and_small_ones_together(path, tensors, la
     late.copy_into = lambda target, array: copies.append(array.nbytes) or copy_into(target, array)
     list(stream_checkpoint(path, device="cpu", memory_bytes=8 * MIB))
     assert max(copies) <= 2 * MIB
-    # 200 tensors of 4000 bytes, which are neighbours, in one copy.
+    # One copy transfers 200 neighbouring tensors of 4000 bytes.
     assert len(copies) < 25
     assert sum(copies) <= sum(tensor.nbytes for tensor in tensors.values()) + 4096 * len(copies)
 
@@ -162,7 +162,7 @@ def test_every_type_part_and_cast_arrives_as_on_the_cpu(tmp_path):
     found |= {f"{kind}": torch.randint(0, 99, (33, 7)).to(kind) for kind in (torch.int64, torch.uint16)}
     found |= {"bool": torch.rand(5, 5) > 0.5, "scalar": torch.tensor(3.5), "empty": torch.empty(2, 0, 3)}
     found |= {"empty too": torch.empty(0, dtype=torch.float16), "large": torch.randn(3000, 1000)}
-    # Its elements begin where no kernel wants them to.
+    # Its elements are misaligned for every kernel.
     found["three bytes"] = torch.arange(3, dtype=torch.uint8)
     found["four"] = torch.arange(4, dtype=torch.uint8)
     path = tmp_path / "model.safetensors"
@@ -275,7 +275,8 @@ def test_memory_that_cannot_be_page_locked_serves_with_a_warning(path, tensors, 
 
 
 def test_page_locked_memory_stays_where_it_is_when_the_process_forks():
-    """With private memory a write would give the parent a new page, and the device would keep the old."""
+    """In private memory, a write would move the parent to a new page, and the device would keep the old
+    one."""
     memory = pinned(LateDevice(), 4 * MIB)
     address = memory.array.__array_interface__["data"][0]
     child = os.fork()
@@ -323,7 +324,7 @@ def test_a_device_touches_no_page_that_storage_would_have_to_deliver(tmp_path, t
 
 
 def test_that_device_hangs_on_a_page_of_a_mapping(tmp_path):
-    """The failure that the test above looks for."""
+    """This is the failure that the previous test guards against."""
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         (tmp_path / "behind" / "cold").write_bytes(bytes(8 * MIB))
         mapped = np.memmap(mount / "cold", np.uint8, "r")
@@ -401,7 +402,7 @@ def test_an_interrupt_while_copies_are_waited_for_leaves_no_registration(path, l
 
 
 def staging(device):
-    """Returns the memory that a stream has page-locked."""
+    """Returns the page-locked memory of a stream."""
     if not device.registered:
         return device.runtimes()
     [(address, nbytes)] = device.registered.items()
@@ -410,12 +411,12 @@ def staging(device):
 
 @pytest.mark.parametrize("most_registered", [None, 100])
 def test_an_interrupt_before_copies_are_waited_for_frees_no_memory(path, late, most_registered):
-    """As by a second Ctrl-C. The memory is registered, or allocated by the runtime."""
+    """A second Ctrl-C may do this. The memory is registered, or allocated by the runtime."""
     late.most_registered = most_registered
     stream = stream_checkpoint(path, device="cpu", memory_bytes=6 * MIB)
     next(stream)
     interrupt_first_wait(late)
-    # From the staging memory, which is still filled: the stream may wait for all copies of its own.
+    # This copy reads the staging memory, which is still filled. The stream may wait only for its own copies.
     late.copy_into(torch.zeros(4096, dtype=torch.uint8), staging(late)[:4096])
     with pytest.raises(KeyboardInterrupt):
         stream.close()
@@ -437,7 +438,7 @@ def test_memory_stays_where_copies_cannot_be_waited_for(monkeypatch):
 
 
 def test_memory_that_nobody_has_closed_stays():
-    """An exception can come before `close` is called."""
+    """An exception may occur before `close` is called."""
     device = LateDevice()
     memory = pinned(device, 4 * MIB)
     array, kept = weakref.ref(memory.array), weakref.ref(memory)
@@ -485,7 +486,7 @@ def test_many_requests_are_on_their_way_and_staging_bounds_them(tmp_path, late):
             assert threads_rest()
         del stream
         gc.collect()
-    # The staging memory, the first tensor a second time, and the header.
+    # The limit covers the staging memory, the first tensor once more, and the header.
     assert slow.counts["read_bytes"] <= 8 * MIB
 
 

@@ -51,7 +51,7 @@ def test_parts_and_casts(path, tensors):
     plan = {"large": np.s_[::3, 100:900], "int64": None, "float16": np.s_[5]}
     found = load_state_dict(path, "cuda", plan=plan, dtype=torch.bfloat16)
     expected = {"large": tensors["large"][::3, 100:900].bfloat16(), "int64": tensors["int64"]}
-    # The bits of what is no number are the device's own.
+    # The device chooses the bits of a NaN itself.
     half = found.pop("float16").cpu()
     assert torch.equal(half.nan_to_num(7), tensors["float16"][5].bfloat16().nan_to_num(7))
     same(found, expected)
@@ -73,7 +73,7 @@ def test_tensors_are_right_while_the_device_lags_behind_and_are_dropped_early(tm
 
 def test_streams_that_are_left_unpin_their_memory(path):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # as where memory cannot be page-locked
+        warnings.simplefilter("error")  # any failure to page-lock memory would warn
         for _ in range(30):
             stream = stream_checkpoint(path, device="cuda")
             next(stream)
@@ -116,7 +116,7 @@ def test_safe_open_and_load_file_give_what_upstream_gives(path, tensors, device)
 
 
 def test_pieces_are_right_while_the_device_lags_behind(tmp_path):
-    """Page-locked memory is used again while copies from it have not begun."""
+    """Page-locked memory is reused before earlier copies from it have begun."""
     path = tmp_path / "model.safetensors"
     content = {f"t{n}": torch.arange(n, n + 12 * MIB, dtype=torch.int32) for n in range(4)}
     safetensors.torch.save_file(content, path)
@@ -130,7 +130,7 @@ def test_pieces_are_right_while_the_device_lags_behind(tmp_path):
     with torch.cuda.stream(side), safe_open(path, "pt", "cuda") as file:
         total = sum(file.get_tensor(name).sum() for name in content)
         late = file.get_tensor("t3")
-    # What another stream was given is there.
+    # The tensor made on the side stream is complete.
     assert torch.equal(late.cpu(), content["t3"])
     side.synchronize()
     assert int(total) == sum(int(tensor.sum()) for tensor in content.values())

@@ -1,4 +1,4 @@
-"""`load_into`: modules filled tensor by tensor, in place or by assigning, tied, renamed, on `meta`."""
+"""`load_into`: modules filled tensor by tensor, in place or by assignment, tied, renamed, on `meta`."""
 
 import json
 import os
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class Transformer(nn.Module):
-    """A small language model with tied embeddings, and buffers of both kinds."""
+    """A small language model with tied embeddings, and with persistent and non-persistent buffers."""
 
     def __init__(self, vocabulary=500, width=48, layers=3):
         super().__init__()
@@ -41,7 +41,7 @@ class Transformer(nn.Module):
 
 
 def saved(module, path, **changes):
-    """Saves what the module holds, tied tensors once, and returns it."""
+    """Saves the module's tensors, tied ones once, and returns them."""
     held = {name: tensor for name, tensor in module.state_dict().items() if name != "head.weight"} | changes
     safetensors.torch.save_file(held, path)
     return held
@@ -97,7 +97,7 @@ def test_a_module_is_filled_in_place(path, trained, monkeypatch, mmap_mode):
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in parameters)
     assert gives_what(module, trained)
     assert module.steps == 77
-    # It can be trained.
+    # The module can be trained.
     module(torch.arange(8).view(2, 4)).sum().backward()
     optimizer.step()
     assert not gives_what(module, trained)
@@ -183,7 +183,7 @@ def test_all_problems_come_in_one_error_before_anything_changes(tmp_path, traine
             "the shape in current model is torch.Size([])."
         ),
     ]
-    # The words are torch's.
+    # torch uses the same wording.
     with pytest.raises(RuntimeError) as theirs:
         Transformer().load_state_dict(load_state_dict(path))
     torchs = {line.split(". ")[0] for line in str(theirs.value).split("\n\t")}
@@ -298,7 +298,7 @@ def test_what_a_module_on_meta_gets_is_its_own_unless_assigned(tmp_path):
         with path.open("r+b") as file:
             file.seek(-4, os.SEEK_END)
             file.write(bytes(4))
-        # A tensor of a file that is cached is a view of it, as that of `load_state_dict` is.
+        # An assigned tensor of a cached file is a view of the file, as with `load_state_dict`.
         assert int(module.weight[-1, -1]) == (0 if assign else 1)
 
 
@@ -320,7 +320,7 @@ def test_what_is_missing_on_meta_stays_there(path):
     assert module.embed.weight.is_meta
     assert module.steps == 77
     assert "embed.weight" in report.missing
-    # A tied one by each of its names.
+    # A tied tensor appears under each of its names.
     assert set(report.on_meta) == {*report.missing, "positions", "head.weight"}
 
 
@@ -364,7 +364,7 @@ def test_parameters_on_a_device_are_filled_by_way_of_staging(path, trained, monk
 
 
 def test_each_tensor_goes_where_its_parameter_is(path, trained, monkeypatch):
-    """With two devices, one of which holds no content: what is on the CPU is filled, once."""
+    """One of the two devices holds no content. Tensors on the CPU are filled once."""
     module, asked = Transformer(), []
 
     def tensors_on(device, *arguments, **options):
@@ -428,17 +428,17 @@ def test_there_is_no_second_copy_of_the_model(tmp_path, way):
     program = PROGRAMS / "torch_weights" / "into.py"
     budget, largest, total = 16 * MIB, 8 * MIB, 24 * 8 * MIB
     variables = {"PAGESTREAM_MEMORY_BYTES": str(budget), "PAGESTREAM_MMAP_MODE": "read"}
-    # Memory that is freed goes back to the kernel, and does not wait in glibc's heap.
+    # glibc returns freed memory of this size to the kernel and does not keep it in its heap.
     variables["MALLOC_MMAP_THRESHOLD_"] = str(MIB)
     facts = json.loads(output_of(program, path, way, **variables))
     kept = total if way.endswith("meta") else 0
-    # What the module gets; the budget, a tensor, and what torch takes.
+    # The limit covers the module's tensors, the budget, one tensor, and torch's own memory.
     assert facts["extra_bytes"] <= kept + budget + largest + 8 * MIB, facts
     assert facts["is_right"]
 
 
 def test_parts_of_tensors_on_ranks_are_refused_before_anything_is_read(tmp_path):
-    """A whole tensor in the place of a rank's part would break the model without a word."""
+    """A whole tensor in place of a rank's part would silently break the model."""
     from torch.distributed.tensor import DTensor, Shard
 
     held = {"weight": torch.ones(4, 3), "bias": torch.ones(4)}

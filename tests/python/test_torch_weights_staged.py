@@ -1,4 +1,4 @@
-"""Tensors that are read into given memory, of which each part is used again once it was given back."""
+"""Tensors read into caller-provided memory. Each part of this memory is reused once it is given back."""
 
 import os
 
@@ -63,7 +63,7 @@ def test_memory_that_is_not_given_back_is_not_written(weights, tensors):
     has_rested = False
     while (lot := stream.next(False)) or not has_rested:
         kept, lots = kept + lot, lots + bool(lot)
-        # What has come by then is all that may.
+        # By now, all tensors that may arrive have arrived.
         has_rested = not lot and threads_rest()
     assert 0 < len(kept) < len(tensors)
     for number, offset, nbytes in kept:
@@ -90,7 +90,7 @@ def test_parts_have_their_place_as_well(weights, tensors):
 
 
 def test_what_lies_between_columns_takes_half_as_much_as_the_memory(tmp_path):
-    """Each thread that reads columns needs 1 MiB for it."""
+    """Each thread that reads columns needs 1 MiB for the gaps."""
     folder = tmp_path / "source"
     folder.mkdir()
     tensors = {f"t{number:02}": np.full((1024, 1024), number, "u1") for number in range(32)}
@@ -139,7 +139,7 @@ def test_failures_come_after_what_has_landed(tmp_path, tensors):
 
     with pytest.raises(MappedReadError, match="truncated"):
         use_up()
-    # The end would say that all has come.
+    # An end of the stream would mean that all tensors have arrived.
     with pytest.raises(MappedReadError, match="truncated"):
         stream.next(True)
     stream.close()

@@ -1,4 +1,4 @@
-"""A `TokenLoader` in a torch `DataLoader`: no window comes once for each worker without a word."""
+"""A `TokenLoader` in a torch `DataLoader`: workers never silently repeat a window."""
 
 import traceback
 
@@ -23,7 +23,7 @@ def _one_thread():
 
 
 class Inside(IterableDataset):
-    """Makes its loader where it is iterated."""
+    """Makes its loader in the process that iterates."""
 
     def __init__(self, kind, path):
         self.kind = kind
@@ -35,7 +35,7 @@ class Inside(IterableDataset):
 
 
 class Outside(IterableDataset):
-    """Has a loader from before the fork."""
+    """Holds a loader from before the fork."""
 
     def __init__(self, loader):
         self.loader = loader
@@ -53,11 +53,11 @@ KINDS = [pagestream.TokenLoader, pagestream.torch.TokenLoader]
 
 
 def refuses(loader, error=RuntimeError):
-    """Asserts that a `DataLoader` raises such an error for its first item.
+    """Asserts that a `DataLoader` raises the expected error for its first item.
 
     The frames of a refusal refer to each other and to the iterator. The iterator must not become cyclic
-    garbage: it would wait five seconds for each worker, because the queues that tell the workers to end would
-    be finalized first.
+    garbage: the queues that tell the workers to end would be finalized first, and it would wait five seconds
+    for each worker.
     """
     with pytest.raises(error, match=SENTENCE) as refused:
         next(iter(loader))
@@ -75,7 +75,7 @@ def test_a_loader_in_a_worker_is_refused(token_file, kind, workers):
 
 
 class Refusals(IterableDataset):
-    """Yields the error of each kind of loader: one worker, which imports torch anew, is enough."""
+    """Yields the error of each kind of loader. One worker is enough, because it imports torch anew."""
 
     def __init__(self, path):
         self.path = path
@@ -107,7 +107,7 @@ def test_a_loader_from_before_the_fork_is_refused_in_a_worker(token_file, kind, 
                 DataLoader(dataset(loader), batch_size=None, num_workers=2, multiprocessing_context=start),
                 error,
             )
-        # Here it goes on.
+        # In this process, the loader continues.
         assert loader.state_dict() == state
         assert next(loader).x[0, 0] != first
 

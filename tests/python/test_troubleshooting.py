@@ -1,4 +1,4 @@
-"""Each message in `docs/troubleshooting.md` is what a user gets."""
+"""Users get each message in `docs/troubleshooting.md` exactly as quoted."""
 
 import json
 import os
@@ -87,7 +87,7 @@ CAUSES = {
     "A checkpoint with missing files": open_a_checkpoint_without_its_files,
     "A Megatron file without its index": open_a_document_file_without_its_index,
 }
-# These need a process or a mount of their own.
+# These need their own process or mount.
 OTHERS = {
     "The process ends without a message of Python",
     "No such device",
@@ -96,7 +96,7 @@ OTHERS = {
 
 
 def quoted(section):
-    """The message of a section, as a pattern."""
+    """Returns the message of a section, as a regular expression."""
     (message,) = re.findall(r"^```text\n(.*)\n```", SECTIONS[section], re.MULTILINE)
     return ".*".join(map(re.escape, message.split("…")))
 
@@ -140,7 +140,7 @@ def test_numpy_finds_no_device_where_there_is_direct_io(direct_mount, tmp_path):
 
 
 def test_the_message_without_torch_is_quoted(monkeypatch):
-    """`test_package.py` provokes it."""
+    """`test_package.py` triggers this message."""
     source = (Path(__file__).parents[2] / "python/pagestream/torch/__init__.py").read_text()
     kind, _, message = quoted("pagestream.torch needs PyTorch").partition(":\\ ")
     assert f"raise {kind}(" in source

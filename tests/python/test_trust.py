@@ -1,4 +1,4 @@
-"""The claims of docs/trust.md: effects of pagestream on a process, and limits of a hostile file."""
+"""The claims of docs/trust.md: pagestream's effects on a process, and the limits of a hostile file."""
 
 import ast
 import os
@@ -28,20 +28,20 @@ SIGBUS, SIGSEGV = 7, 11
 
 @pytest.fixture
 def folder(tmp_path):
-    """A token file and a checkpoint."""
+    """Makes a token file and a checkpoint."""
     np.arange(4096, dtype="u2").tofile(tmp_path / "tokens.bin")
     safetensors.numpy.save_file({"w": np.ones((300, 2000), "f4")}, tmp_path / "model.safetensors")
     return tmp_path
 
 
 def modules():
-    """The syntax of each module of the package, by its path."""
+    """Yields the path and the syntax tree of each module of the package."""
     for path in sorted(PACKAGE.rglob("*.py")):
         yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
 
 
 def importers(*names):
-    """The modules that import one of the names, or a part of one."""
+    """Returns the modules that import one of these packages, or a part of one."""
     found = set()
     for path, tree in modules():
         for node in ast.walk(tree):
@@ -87,7 +87,7 @@ def test_the_handler_comes_with_the_first_mapping_and_shows_in_proc(folder):
 
 
 def test_threads_show_in_proc_and_end_with_their_loader(folder):
-    """A thread has its name a moment after its start, and shows for a moment after its end."""
+    """A thread gets its name a moment after its start, and stays visible for a moment after its end."""
     before = set(threads())
 
     def new():
@@ -101,7 +101,7 @@ def test_threads_show_in_proc_and_end_with_their_loader(folder):
 
 
 def traced(tmp_path, program, *arguments, calls, **environment):
-    """Runs a program under strace. Returns the lines of those calls, without the process's number."""
+    """Runs a program under strace. Returns the lines of these calls, without process ids."""
     trace = tmp_path / "trace"
     options = ("-f", "-qq", "-y", "-e", f"trace={calls}", "-o", str(trace))
     wrapper = (real.need_tool("strace"), *options)
@@ -118,7 +118,7 @@ def test_reading_opens_no_socket_and_uses_no_keyring(folder, tmp_path):
 
 
 def test_sharing_uses_local_sockets_alone(tmp_path):
-    """Files on local disks are not shared, so the files lie on a mount."""
+    """Files on local disks are not shared, so these files are on a mount."""
     source = tmp_path / "source"
     source.mkdir()
     np.arange(4096, dtype="u2").tofile(source / "tokens.bin")
@@ -159,7 +159,7 @@ def test_only_ranks_connect_to_each_other():
 
 
 def test_nothing_in_the_package_runs_when_python_starts():
-    """Python runs ``.pth`` files, and a ``sitecustomize`` on its search path."""
+    """At start, Python runs ``.pth`` files and a ``sitecustomize`` module from its search path."""
     assert list(PACKAGE.rglob("*.pth")) == []
     found = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*customize*.py")]
     assert found == [Path("cli/_children/sitecustomize.py")]
@@ -216,7 +216,7 @@ def test_the_entry_points_are_the_command_and_two_plug_ins():
 
 
 def test_the_policy_of_the_page_allows_its_folder_alone(folder):
-    """In a process of its own: a hook cannot be removed."""
+    """The program runs in its own process, because an audit hook cannot be removed."""
     (policy,) = re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
     allowed, other = folder / "models/tokens.bin", folder / "models.bin"
     allowed.parent.mkdir()
@@ -252,7 +252,7 @@ def test_no_code_is_loaded_from_data():
 
 
 def test_a_folder_of_tokens_may_have_links_that_lead_elsewhere(tmp_path):
-    """Token files are numbers: no name in them is followed, and the caller chose the folder."""
+    """Token files are numbers: they contain no names to follow, and the caller chose the folder."""
     np.arange(100, dtype="u2").tofile(tmp_path / "elsewhere.bin")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/link.bin").symlink_to(tmp_path / "elsewhere.bin")
@@ -261,7 +261,7 @@ def test_a_folder_of_tokens_may_have_links_that_lead_elsewhere(tmp_path):
 
 
 def test_whoever_can_write_a_file_can_write_its_checksums(folder):
-    """Checksums find damage. They are no signature."""
+    """Checksums detect damage. They are no signature."""
     path = folder / "model.safetensors"
     with pagestream.open_checkpoint(path) as weights:
         weights.verify()

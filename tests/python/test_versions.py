@@ -1,4 +1,4 @@
-"""What docs/versions.md promises to keep: saved states, the command's JSON, its exit codes."""
+"""The promises of docs/versions.md: saved states, the command's JSON, its exit codes."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from pagestream.errors import StateMismatchError
 
 ROOT = Path(__file__).parents[2]
 
-# As the first version wrote them after one batch, and the tokens with which the next windows begin.
+# States as the first version wrote them after one batch, and the first tokens of the next windows.
 LOADER = {
     "version": 1,
     "fingerprint": "bf5524ad47cf94c7",
@@ -65,7 +65,7 @@ def loader_of(source, **options):
 
 
 def first_tokens(loader, state):
-    """Loads a state that went through JSON, as checkpoints keep it. Returns where the next windows begin."""
+    """Loads a state that went through JSON, as in a checkpoint. Returns where the next windows begin."""
     loader.load_state_dict(json.loads(json.dumps(state)))
     return next(loader)[0][:, 0].tolist()
 

@@ -1,4 +1,4 @@
-"""`open_checkpoint`: a file as a mapping of read-only arrays that lie in the file's own pages."""
+"""`open_checkpoint`: a file as a mapping of read-only arrays that share the file's pages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WEIGHTS = {
 
 @pytest.fixture
 def path(tmp_path):
-    """A file of `WEIGHTS`."""
+    """Returns a file of `WEIGHTS`."""
     safetensors.numpy.save_file(WEIGHTS, tmp_path / "weights.safetensors", {"by": "the test"})
     return str(tmp_path / "weights.safetensors")
 

@@ -1,4 +1,4 @@
-"""Checksums: what is written beside files, what a verification finds, and streams that compare."""
+"""Checksums: the files written beside weights, the findings of a verification, and streams that compare."""
 
 import dataclasses
 import errno
@@ -48,7 +48,7 @@ def beside(path):
 
 
 def flip(path, offset):
-    """Flips a bit, without a change of the size."""
+    """Flips one bit of a file and keeps its size."""
     with open(path, "r+b") as file:
         file.seek(offset)
         byte = file.read(1)[0]
@@ -64,7 +64,7 @@ def data_start(path):
     return 8 + int.from_bytes(path.read_bytes()[:8], "little")
 
 
-# What is written
+# Writing
 
 
 def test_checksums_are_those_of_the_xxhash_package(path):
@@ -84,7 +84,7 @@ def test_checksums_are_those_of_the_xxhash_package(path):
         "header": xxhash.xxh3_128_hexdigest(content[: data_start(path)]),
         "tensors": expected,
     }
-    # Header and tensors are the whole file.
+    # Header and tensors make up the whole file.
     assert data_start(path) + sum(weights.info(name).nbytes for name in weights) == len(content)
 
 
@@ -185,11 +185,11 @@ def test_a_checkpoint_of_many_files_has_checksums_beside_each(tmp_path, monkeypa
     report = open_checkpoint("model").verify()
     assert report.checked == weights.files
     assert [error.path for error in report.bad] == [weights.files[11]]
-    # The folder opens as before.
+    # The folder still opens as before.
     assert open_checkpoint("model").files == weights.files
 
 
-# What a verification finds
+# Verification
 
 
 @every_mode
@@ -221,7 +221,7 @@ def test_a_flipped_byte_of_the_header_is_named(path):
     assert found_bad(report) == [(None, 0)]
     assert report.bad[0].found == xxhash.xxh3_128_hexdigest(path.read_bytes()[: data_start(path)])
     flip(path, path.read_bytes().index(b"c.small"))
-    # The header, and both names.
+    # The header differs, and so do both names.
     report = open_checkpoint(path).verify()
     assert {error.name for error in report.bad} == {None, "b.small", "c.small"}
 
@@ -288,7 +288,7 @@ def test_bad_checksums_are_reported_and_refused(path, text):
     assert "invalid checksums" in str(error)
     with pytest.raises(ChecksumError, match="invalid checksums"):
         weights.stream(verify=True)
-    # New ones take the place of bad ones.
+    # New checksums replace bad ones.
     weights.write_checksums()
     assert weights.verify().bad == ()
 
@@ -416,7 +416,7 @@ def test_links_of_checksums_that_lead_out_of_the_folder_are_refused(tmp_path, pa
     beside(model / path.name).symlink_to(tmp_path / "stolen")
     (error,) = open_checkpoint(model).verify().bad
     assert "which is outside" in str(error)
-    # A file that the caller names is followed wherever it leads.
+    # A file that the caller names may be a link to anywhere.
     assert open_checkpoint(model / path.name).verify().bad == ()
 
 
@@ -450,7 +450,7 @@ def test_a_bad_tensor_is_an_error_in_its_place(path, mode):
     flip(path, info.offset + 3)
     weights = open_checkpoint(path, mmap_mode=mode)
     stream = weights.stream(verify=True)
-    # Those before it come.
+    # The tensors before it arrive.
     for name in names[: names.index("c.small")]:
         assert next(stream)[0] == name
     with pytest.raises(ChecksumError) as caught:
@@ -460,7 +460,7 @@ def test_a_bad_tensor_is_an_error_in_its_place(path, mode):
     content = path.read_bytes()[info.offset : info.offset + info.nbytes]
     assert error.found == xxhash.xxh3_128_hexdigest(content) != error.expected
     assert list(stream) == []
-    # A plan without it has nothing to complain of.
+    # A plan without this tensor raises nothing.
     others = [name for name in names if name != "c.small"]
     assert [name for name, _ in weights.stream(others, verify=True)] == others
     assert len(list(weights.stream(verify=False))) == len(names)
@@ -487,7 +487,7 @@ def test_a_stream_is_refused_before_it_reads_what_it_cannot_compare(tmp_path):
     with pytest.raises(ChecksumError, match="has no checksums beside it") as caught:
         weights.stream(verify=True)
     assert caught.value.path == weights.files[7]
-    # Files that the plan leaves out need none.
+    # Files outside the plan need no checksums.
     assert list(weights.stream([], verify=True)) == []
     assert len(list(weights.stream(["layer.0.0"], verify=True))) == 1
     written = f"{weights.files[0]}.xxh3.json"

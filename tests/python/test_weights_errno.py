@@ -1,4 +1,4 @@
-"""Reads of tensors that fail: what passes is tried again, and what stays is raised, by each way to read."""
+"""Failed reads of tensors: every way to read retries transient errors and raises permanent ones."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 TENSORS = 20
 WAYS = ["pread", "direct", "ahead", "warm", "safe_open"]
-# Of how many reads of each thread.
+# Each error, and the number of failing reads in each thread.
 PASSES = [("EINTR", 60), ("EAGAIN", 3), ("EIO", 1)]
 STAYS = ["EINTR", "EIO", "ESTALE"]
 
@@ -25,10 +25,10 @@ def path(tmp_path_factory):
 
 def found(path, way, error, count):
     program = PROGRAMS / "weights_errno/reads.py"
-    # The first reads of a thread are left out: the header's are among them, and in "read" mode another one.
+    # The first reads of a thread do not fail: they include the header's, and one more in "read" mode.
     first = 3 if way == "warm" else 2
     when = f"{first}+" if count is None else f"{first}..{first + count - 1}"
-    # With the guard off bytes are read, not copied out of the mapping.
+    # With the guard off, bytes are read with pread64 and not copied from the mapping.
     wrapper = injecting(path, "pread64", error, when)
     return output_of(program, path, way, wrapper=wrapper, PAGESTREAM_FAULT_GUARD="off")
 

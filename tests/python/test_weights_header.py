@@ -1,4 +1,4 @@
-"""safetensors headers, odd ones above all: what is refused, and what upstream makes of the same file."""
+"""safetensors headers, above all unusual ones: pagestream's refusals and upstream's answers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Case:
     row: int
     what: str
     content: bytes
-    refusal: str | None  # what our message says; None where we accept
+    refusal: str | None  # our error message; None if we accept the file
     upstream_accepts: bool
-    lenient_refusal: str | None = None  # with strict=False, where that is another message
+    lenient_refusal: str | None = None  # the message with strict=False, if it differs
 
     def __str__(self):
         return f"{self.row}-{self.what}"
@@ -49,12 +49,12 @@ def refused_if_strict(row, what, refusal, header, data=0):
 
 
 def one(dtype="U8", shape="[1]", offsets="[0,1]", name="a", more=""):
-    """A header of one tensor, each part as JSON text."""
+    """Returns a header with one tensor. Each part is given as JSON text."""
     return f'{{"{name}":{{"dtype":"{dtype}",{more}"shape":{shape},"data_offsets":{offsets}}}}}'
 
 
 def extents(*ranges):
-    """A header of tensors a, b, … of bytes at these offsets."""
+    """Returns a header of byte tensors a, b, … at these offsets."""
     names = "abcdefgh"
     return {
         name: entry("U8", [max(end - begin, 0)], begin, end)
@@ -63,7 +63,7 @@ def extents(*ranges):
 
 
 def twice(first, second, name="a"):
-    """A header in which two entries have the name a, the second spelled as `name`."""
+    """Returns a header with two entries for the name a. The second entry spells it as `name`."""
     return f'{{"a":{json.dumps(first)},"{name}":{json.dumps(second)}}}'
 
 
@@ -183,7 +183,7 @@ every_opener = pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS.k
 
 @pytest.fixture
 def path(tmp_path, request):
-    """The case's file."""
+    """Writes the file of the case."""
     return write(tmp_path / "case.safetensors", request.getfixturevalue("case").content)
 
 
@@ -275,7 +275,7 @@ BASES = [
 ]
 
 
-# What in a header becomes what.
+# Patterns in a header, and their replacements.
 SUBSTITUTES = [
     (rb"\d+", [b"0", b"1", b"2", b"12", b"24", b"-1", b"1.0"]),
     (rb'"[A-Z]+\d*"', [b'"F32"', b'"I64"', b'"U8"', b'"BF16"', b'"X"', b'{"U8":null}']),
@@ -288,7 +288,7 @@ INSERTS = [b" ", b"0", b",", b'"', b"{", b"]", b"\\u0061", b"\xff", b"\0"]
 
 
 def mutate(content, chance):
-    """One small change: in the header, of the header's length or of the data's."""
+    """Applies one small change: to the header, to its length, or to the length of the data."""
     length = int.from_bytes(content[:8], "little")
     header, data = content[8 : 8 + length], content[8 + length :]
     kind = chance.randrange(10)

@@ -1,4 +1,4 @@
-"""Headers are kept by the identity of their file: reopening reads none, and a rewritten file is read anew."""
+"""Headers are cached by the identity of their file: reopening reads none, and rewriting invalidates it."""
 
 import json
 import mmap
@@ -23,14 +23,14 @@ from support.weight_files import entry, weight_file, write
 pytestmark = pytest.mark.slow
 
 HERE = PROGRAMS / "weights_header_cache"
-# A file is settled after two seconds of the coarsest clock.
+# `state_cache.rs` keeps headers of files that stayed unchanged for more than two whole seconds.
 SETTLED_SECONDS = 3.1
-# Metadata, so that a header that is read shows in the bytes that the process has read.
+# Long metadata makes a read of the header visible in the process's count of read bytes.
 LONG = "x" * (1 << 20)
 
 
 def content(name, value):
-    """A file with one tensor of a name of one letter: all files that this makes are equally long."""
+    """Returns a file with one tensor and a one-letter name. All of these files have the same length."""
     header = {"__metadata__": {"long": LONG}, name: entry("U8", [64], 0, 64)}
     return weight_file(header, bytes([value]) * 64)
 
@@ -41,7 +41,7 @@ def bytes_read():
 
 
 def found_in(path, **options):
-    """The name and the value in a file, and whether its header was read for that."""
+    """Returns the name and the value in a file, and whether the open read its header."""
     before = bytes_read()
     with safe_open(path, "np", **options) as file:
         was_read = bytes_read() - before > len(LONG) // 2
@@ -50,7 +50,7 @@ def found_in(path, **options):
 
 
 def keep_time(change):
-    """Changes a file and gives it back the time of change of its bytes."""
+    """Wraps a change so that it restores the file's modification time."""
 
     def changed(path, new):
         before = path.stat()
@@ -98,7 +98,7 @@ OTHERS = ("strictness", "bad", "threads")
 
 @pytest.fixture(scope="module")
 def settled(tmp_path_factory):
-    """Files by what is done to them, all settled, and all but the bad one opened before."""
+    """Makes settled files for each purpose. All of them except the bad one have been opened before."""
     folder = tmp_path_factory.mktemp("settled")
     paths = {name: folder / f"{number}.safetensors" for number, name in enumerate([*CHANGES, *OTHERS])}
     for path in paths.values():
@@ -107,7 +107,7 @@ def settled(tmp_path_factory):
     twice = '{"a":%s,"a":%s}' % ((json.dumps(entry("U8", [8], 0, 8)),) * 2)
     paths["strictness"].write_bytes(weight_file(twice, 8))
     good = [path for name, path in paths.items() if name in CHANGES or name == "threads"]
-    # The first opening sees the file as it is, the second sees that it stayed so, the third needs no header.
+    # The first open records the file's state. The second open finds it unchanged. The third reads no header.
     for path in good:
         assert found_in(path) == ("a", 1, True)
     time.sleep(SETTLED_SECONDS)
@@ -129,7 +129,7 @@ def test_a_file_that_was_changed_is_read_anew(settled, change):
 
 @pytest.mark.parametrize("place", [None, "/dev/shm"], ids=["disk", "memory"])
 def test_what_is_written_while_it_is_opened_is_read_anew(place):
-    """The same size and the same time, as far as the file system tells them apart."""
+    """The size is the same, and so is the time, within the resolution of the file system."""
     with tempfile.TemporaryDirectory(dir=place) as folder:
         path = Path(folder) / "racy.safetensors"
         path.write_bytes(content("a", 0))
@@ -189,8 +189,8 @@ def test_opening_again_asks_for_identity_and_size_alone(tmp_path, way):
     calls = re.findall(r"(\w+)\(", again)
     assert calls.count("open") + calls.count("openat") == 10
     assert {"pread64", "read", "fadvise64"}.isdisjoint(calls)
-    # One each for identity; where the disk is not this machine's, one more that asks its server. One each
-    # for the size when memory is handed out, which asks no server.
+    # Each open makes one call for identity, and another that queries the server if the disk is remote. Each
+    # open also makes one call for the size when it hands out memory, which does not query the server.
     sizes = again.count("AT_STATX_DONT_SYNC")
     assert sizes <= 10
     assert calls.count("fstat") + calls.count("newfstatat") + calls.count("statx") - sizes <= 20
@@ -203,14 +203,15 @@ def test_forks_while_headers_are_looked_up(tmp_path):
 
 
 def test_kept_headers_have_a_bound_and_a_huge_one_goes(tmp_path):
-    """In KiB of anonymous memory: 48 headers of 4 MiB, of which 64 MiB at most stay; one of 90 MB."""
+    """In KiB of anonymous memory: of 48 headers of 4 MiB, at most 64 MiB stay, and a header of 90 MB does
+    not."""
     after_many, after_huge = map(int, output_of(HERE / "memory.py", tmp_path, SETTLED_SECONDS).split())
     assert 32 << 10 <= after_many <= 80 << 10
     assert after_huge <= after_many + (16 << 10)
 
 
 def test_on_a_mount_the_server_is_asked_for_the_state_and_not_for_the_header(tmp_path):
-    """The kernel may believe its attributes for a second, in which another client writes."""
+    """The kernel may trust its cached attributes for a second while another client writes."""
     source = tmp_path / "source"
     source.mkdir()
     path = source / "model.safetensors"
@@ -224,7 +225,7 @@ def test_on_a_mount_the_server_is_asked_for_the_state_and_not_for_the_header(tmp
         assert found_in(opened.path / path.name) == ("a", 1, False)
         keep_time(overwrite)(path, content("b", 2))
         assert found_in(opened.path / path.name) == ("b", 2, True)
-    # Three headers, and a page of the tensor for each of four openings.
+    # The limit covers three headers, and a page of the tensor for each of four opens.
     assert opened.counts["read_bytes"] <= 3 * (len(LONG) + 4096) + 4 * (256 << 10)
 
 

@@ -1,4 +1,4 @@
-"""Holes in safetensors files: which warnings there are, where, and where there are none."""
+"""Holes in safetensors files: which warnings appear, where, and which files get none."""
 
 import ctypes
 import errno
@@ -25,7 +25,7 @@ from support import real
 KIB = 1 << 10
 PAGE_BYTES = mmap.PAGESIZE
 TENSORS, TENSOR_BYTES = 10, 64 * KIB
-# The bytes of a download that stopped in t3.
+# The stored bytes of a download that stopped in t3.
 STORED_BYTES = 224 * KIB
 KEEP_SIZE, PUNCH_HOLE = 1, 2
 
@@ -42,7 +42,7 @@ def folder(request, tmp_path):
 
 
 def write_whole(path, first=1):
-    """Writes a file whose tensors are t0 to t9. The bytes of `t<n>` are n + `first`."""
+    """Writes a file with the tensors t0 to t9. The bytes of `t<n>` equal n + `first`."""
     tensors = {f"t{number}": np.full(TENSOR_BYTES, number + first, "u1") for number in range(TENSORS)}
     safetensors.numpy.save_file(tensors, path)
     return path
@@ -155,7 +155,7 @@ def test_files_without_bytes_have_no_warning(tmp_path):
 @pytest.mark.parametrize(("hole_bytes", "found"), [(PAGE_BYTES - 1, 0), (PAGE_BYTES, 1)])
 def test_the_last_bytes_may_be_stored_elsewhere(tmp_path, hole_bytes, found):
     path = tmp_path / "model.safetensors"
-    # The header and the first bytes fill one page. The last bytes lie in the next page.
+    # The header and the first bytes fill one page. The last bytes are in the next page.
     data_start = 8 + int.from_bytes(safetensors.numpy.save({"t": np.ones(PAGE_BYTES, "u1")})[:8], "little")
     safetensors.numpy.save_file({"t": np.ones(PAGE_BYTES - data_start + hole_bytes, "u1")}, path)
     assert path.stat().st_size == PAGE_BYTES + hole_bytes
@@ -174,7 +174,7 @@ def test_a_file_that_is_gone_has_no_warning(holed):
     with open_checkpoint(holed) as weights:
         holed.unlink()
         assert weights.warnings == []
-        # Opening a pipe would wait for a writer.
+        # Opening a FIFO would wait for a writer.
         os.mkfifo(holed)
         assert weights.warnings == []
 
@@ -206,7 +206,7 @@ def test_a_file_that_was_cut_has_no_warning(holed):
 
 
 def test_a_file_system_that_knows_no_holes_has_no_warning(holed, monkeypatch):
-    # Such a file system has one hole, at the end of the file: `generic_file_llseek` in lseek(2).
+    # To lseek(2), such a file system has one hole, at the end of the file (`generic_file_llseek`).
     def seek(descriptor, offset, how):
         return os.fstat(descriptor).st_size if how == os.SEEK_HOLE else offset
 
@@ -237,7 +237,7 @@ def test_files_on_a_fuse_mount_are_not_opened_again(tmp_path):
 
 
 class OnNetwork:
-    """The files of a checkpoint, as if they were on an NFS mount."""
+    """Presents the files of a checkpoint as if they were on an NFS mount."""
 
     def __init__(self, weights):
         self._files = native_files(weights)
@@ -313,7 +313,7 @@ def test_the_command_warns_and_succeeds(holed, arguments):
     (warning,) = warnings(holed)
     found = command(*arguments, holed)
     assert found.exit_code == 0, found.output
-    # Lines are broken at 80 columns.
+    # The command wraps lines at 80 columns.
     assert f" warning: {warning}" in " ".join(found.stdout.split())
     facts = json.loads(command(*arguments, holed, "--json").stdout)
     assert (facts[0] if arguments[0] == "verify" else facts)["warnings"] == [warning]

@@ -1,4 +1,4 @@
-"""Ids of Hugging Face repositories: their snapshots in the local cache."""
+"""Hugging Face repository ids: their snapshots in the local cache."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Read-ahead under every name: tensors that are asked for one by one come at the rate of the mount."""
+"""Read-ahead under every name: tensors requested one by one arrive at the rate of the mount."""
 
 import contextlib
 import ctypes
@@ -40,7 +40,7 @@ def tensor(number):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A file whose data are in the order of the names."""
+    """Returns a file whose data follow the order of the names."""
     folder = tmp_path_factory.mktemp("lead")
     tensors = {f"t{number:02}": tensor(number) for number in range(TENSORS)}
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
@@ -93,24 +93,24 @@ def test_many_requests_are_on_their_way_and_each_byte_is_read_once(source, tmp_p
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
 
 
-# 16 KiB is less than the 128 KiB of most mounts, and 1 MiB the most that FUSE takes.
+# 16 KiB is less than the 128 KiB of most mounts, and 1 MiB is FUSE's maximum.
 @pytest.mark.parametrize("read_ahead_bytes", [16384, 131072, MIB])
 def test_requests_are_as_large_as_the_mount_allows(source, tmp_path, read_ahead_bytes):
     with slow_mount(source, tmp_path, read_ahead_bytes=read_ahead_bytes) as slow:
         one_by_one(slow.path / "model.safetensors")
     expected_bytes = min(2 * read_ahead_bytes, MIB)
     assert slow.counts["largest_request_bytes"] >= expected_bytes
-    # Page faults bring some of the first tensors, and the lead opens the file anew, which drops that.
+    # Page faults bring in some of the first tensors. The lead reopens the file, which drops these pages.
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE + 4 * read_ahead_bytes
-    # While page faults and the lead read the same pages, each cuts the requests of the other. On a quiet
-    # machine 0.9 are as large; of requests of half of the size none would be.
+    # While page faults and the lead read the same pages, they split each other's requests. On a quiet
+    # machine, 90 % of the bytes come in requests of this size. If requests had half the size, none would.
     large_bytes = sum(slow.counts["read_bytes_by_size"][expected_bytes.bit_length() - 1 :])
     assert large_bytes >= 0.45 * WHOLE
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A folder with a file of tensors of one page."""
+    """Makes a folder with one file, whose tensors have one page each."""
     folder = tmp_path_factory.mktemp("small")
     tensors = {f"t{number:04}": np.full(4096, number % 251, "u1") for number in range(4096)}
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
@@ -119,7 +119,7 @@ def small(tmp_path_factory):
 
 @pytest.mark.parametrize("shuffles", [False, True], ids=["in order", "random"])
 def test_small_tensors_come_in_large_requests(small, tmp_path, shuffles):
-    """As by page faults, each request includes neighbours."""
+    """Like a page fault, each request includes neighbouring tensors."""
     with (
         slow_mount(small, tmp_path, delay_ms=1, keep_cache=True) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
@@ -148,7 +148,7 @@ def test_files_of_some_mebibytes_are_read_ahead(tmp_path, direct):
 
 
 def test_a_file_that_was_rewritten_is_not_taken_up_again_where_it_was_left(source, tmp_path):
-    """It was closed a moment ago while it was read ahead. Size and time of modification are as they were."""
+    """The file was closed a moment ago during read-ahead. Its size and modification time are unchanged."""
     folder = tmp_path / "source"
     folder.mkdir()
     path = folder / "model.safetensors"
@@ -168,9 +168,9 @@ def test_a_file_that_was_rewritten_is_not_taken_up_again_where_it_was_left(sourc
 
 
 def rewritten_in_one_second(path, mounted):
-    """Rewrites a file that was just written, with other names, after it was used for a moment.
+    """Uses a newly written file for a moment, and then rewrites it with other names.
 
-    Returns whether it was changed in one second.
+    Returns whether both writes fell in the same second.
     """
     path.write_bytes(path.read_bytes())
     before, written = path.stat(), path.read_bytes()
@@ -184,7 +184,7 @@ def rewritten_in_one_second(path, mounted):
 
 @both_mounts
 def test_no_file_is_taken_up_again_where_times_are_whole_seconds(tmp_path, direct):
-    """A file rewritten within the second of its opening has the same times."""
+    """A file rewritten within a second of its opening keeps the same times."""
     folder = tmp_path / "source"
     folder.mkdir()
     path = folder / "model.safetensors"
@@ -243,12 +243,12 @@ def test_the_lead_follows_names_where_the_data_lie_in_another_order(tmp_path, as
             assert file.get_tensor(name).sum() == int(name.split(".")[1]) * MIB
         file.close()
     assert slow.counts["most_in_flight"] >= 12
-    # The first two layers fit both orders. After a wrong guess bytes are read again, at most once.
+    # The first two layers fit both orders. After a wrong guess, bytes are read again, but at most once.
     assert WHOLE <= slow.counts["read_bytes"] <= 2.1 * WHOLE
 
 
 def shuffled_file(path, numbers):
-    """Writes a file of tensors of these numbers, in this order of the data. Returns their names."""
+    """Writes a file with tensors of these numbers, in this data order. Returns their names."""
     names = [f"layers.{number}.w" for number in numbers]
     header = {
         name: {"dtype": "U8", "shape": [MIB], "data_offsets": [place * MIB, (place + 1) * MIB]}
@@ -268,7 +268,7 @@ def test_jumps_to_and_fro_read_little_beyond_what_is_asked_for(source, tmp_path,
             assert file.get_tensor(f"t{number:02}").sum() == number * MIB
         assert threads_rest()
         file.close()
-    # Three jumps: each reads a tensor, the lead with a step in flight, and the pages around a fault.
+    # Each of the three jumps reads a tensor, the lead with a step in flight, and the pages around a fault.
     assert slow.counts["read_bytes"] <= 3 * (MIB + 2 * MIB + MIB) + MIB
 
 
@@ -277,7 +277,7 @@ def test_jumps_to_and_fro_read_little_beyond_what_is_asked_for(source, tmp_path,
     ("fewest", "most", "tensor_bytes"), [(2, 2, 2048), (3, 3, 65_536), (2, 4, 4096)], ids=["2", "3", "2 to 4"]
 )
 def test_a_few_neighbours_at_a_time_are_read_as_without_a_lead(tmp_path, fewest, most, tensor_bytes, direct):
-    """Such a consumer jumps, and leaves its read-ahead behind."""
+    """Such a program jumps and leaves its read-ahead behind."""
     folder = tmp_path / "source"
     folder.mkdir()
     count = 16 * MIB // tensor_bytes
@@ -296,13 +296,13 @@ def test_a_few_neighbours_at_a_time_are_read_as_without_a_lead(tmp_path, fewest,
             assert threads_end("pagestream-lead")
         (tmp_path / "slow").rmdir()
         read_bytes[ahead] = slow.counts["read_bytes"]
-    # The kernel's read-ahead is doubled, and two leads come to nothing before that shows.
+    # The kernel's read-ahead is doubled, and two leads are wasted before the pattern is recognised.
     assert read_bytes[None] <= 2.2 * read_bytes[False] + 3 * MIB, read_bytes
 
 
 @both_mounts
 def test_of_neighbours_that_are_always_as_many_little_else_is_read(tmp_path, direct):
-    """A lead that doubled within each of the rows would read twice as much."""
+    """A lead that doubled within each run of neighbours would read twice as much."""
     folder = tmp_path / "source"
     folder.mkdir()
     tensors = {f"t{number:03}": np.full(MIB // 4, number, "u1") for number in range(192)}
@@ -314,13 +314,13 @@ def test_of_neighbours_that_are_always_as_many_little_else_is_read(tmp_path, dir
                 assert np.array_equal(file.get_tensor(f"t{number:03}"), tensors[f"t{number:03}"])
         assert threads_end("pagestream-read")
         assert threads_end("pagestream-lead")
-    # The pattern shows after two rows. On the cached mount page faults bring neighbours in.
+    # The pattern shows after two runs. On the cached mount, page faults bring in neighbouring pages.
     assert slow.counts["read_bytes"] <= 1.6 * 24 * 3 * MIB // 4 + 3 * MIB
 
 
 @both_mounts
 def test_tensors_of_layers_in_the_order_of_modules_are_read_once(tmp_path, direct):
-    """Streams that drop the gaps between tensors would read them again, and so read twice as much."""
+    """Streams that drop the gaps between tensors would read them again later: twice as many bytes."""
     folder = tmp_path / "source"
     folder.mkdir()
     modules = ["q", "k", "v", "o", "gate", "up", "down", "norm"]
@@ -333,8 +333,8 @@ def test_tensors_of_layers_in_the_order_of_modules_are_read_once(tmp_path, direc
                 assert np.array_equal(file.get_tensor(name), tensor)
         assert threads_end("pagestream-read")
         assert threads_end("pagestream-lead")
-    # A stream may be dropped before the order shows: on a busy machine 54 MiB are read instead of 48.
-    # Without an order it would be 96.
+    # A stream may be dropped before the order is recognised: on a busy machine, 54 MiB are read instead of
+    # 48. Without a recognised order, it would be 96 MiB.
     assert slow.counts["read_bytes"] <= 1.5 * len(names) * MIB // 2
 
 
@@ -354,7 +354,7 @@ def test_without_a_lead_the_read_ahead_of_page_faults_is_doubled_for_a_cold_file
 @both_mounts
 @pytest.mark.parametrize("ahead", [None, False])
 def test_short_parts_that_are_picked_at_random_take_a_window_each(source, tmp_path, ahead, direct):
-    """The read-ahead of page faults is doubled once more than that is asked for."""
+    """The read-ahead of page faults doubles only when the program requests more than one window."""
     window_bytes, part_bytes = 128 << 10, 4096
     options = {"delay_ms": 1, "read_ahead_bytes": window_bytes, "direct_io": direct}
     numbers = random.Random(0).sample(range(TENSORS), 24)
@@ -366,7 +366,7 @@ def test_short_parts_that_are_picked_at_random_take_a_window_each(source, tmp_pa
             first = number * 5 * part_bytes
             part = file.get_slice(f"t{number:02}")[first : first + part_bytes]
             assert int(part.sum()) == number * part_bytes
-    # Besides them the header, and the read-ahead of a lead that has found no order yet.
+    # This includes the header and the read-ahead of a lead that has not found an order yet.
     assert slow.counts["read_bytes"] <= 3 * len(numbers) // 2 * window_bytes
 
 
@@ -382,7 +382,7 @@ def test_closing_stops_the_lead(source, tmp_path, direct):
 
 
 def resident_share(array):
-    """Returns how much of a mapped array is in the page cache, of the pages that it fills."""
+    """Returns the fraction of a mapped array's whole pages that are in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     address = -(-array.ctypes.data // 4096) * 4096
     pages = (array.ctypes.data + array.nbytes - address) // 4096
@@ -392,15 +392,15 @@ def resident_share(array):
 
 
 def becomes_resident(array):
-    """Returns whether most of an array comes into the page cache. Without a request no page does.
+    """Returns whether most of an array enters the page cache. Only read-ahead brings in pages here.
 
-    All of it may never be there at once: the kernel reclaims pages (DAMON).
+    The array may never be complete, because the kernel reclaims pages (DAMON).
     """
     return until(lambda: resident_share(array) >= 0.5)
 
 
 def test_what_was_handed_out_is_read_though_the_file_is_closed(source, tmp_path):
-    """Programs take all tensors, close the file, and use them later."""
+    """Programs may take all tensors, close the file, and use the tensors later."""
     with slow_mount(source, tmp_path, delay_ms=20) as slow:
         with safe_open(slow.path / "model.safetensors", "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -411,7 +411,7 @@ def test_what_was_handed_out_is_read_though_the_file_is_closed(source, tmp_path)
 
 
 def test_a_file_of_one_large_tensor_is_in_memory_once_it_is_loaded(tmp_path):
-    """No other tensor shows that the consumer goes on."""
+    """No request for another tensor shows that the program continues."""
     source = tmp_path / "source"
     source.mkdir()
     safetensors.numpy.save_file({"only": np.full(WHOLE, 7, "u1")}, source / "model.safetensors")
@@ -424,7 +424,7 @@ def test_a_file_of_one_large_tensor_is_in_memory_once_it_is_loaded(tmp_path):
 
 
 def test_what_nobody_holds_any_more_is_not_read(source, tmp_path):
-    # The mount gives 1 MiB a second: far from all of it until the last tensor was asked for.
+    # The mount delivers 1 MiB a second, so most of the file is unread when the last tensor is requested.
     with slow_mount(source, tmp_path, delay_ms=500, background=4) as slow:
         with safe_open(slow.path / "model.safetensors", "np", ahead=2 * MIB) as file:
             for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
@@ -435,7 +435,8 @@ def test_what_nobody_holds_any_more_is_not_read(source, tmp_path):
 
 @pytest.mark.parametrize(
     ("delay_ms", "read_ahead_bytes", "has_lead"),
-    # A window is doubled, and is fetched in time at 4 GiB a second: 4 MiB in 1 ms, 16 MiB in 4, 1 GiB in 250.
+    # The kernel's doubled window is in time if it arrives at 4 GiB/s: 4 MiB in 1 ms, 16 MiB in 4 ms, 1 GiB in
+    # 250 ms.
     [(0, 512 * MIB, False), (20, 8 * MIB, True), (0, MIB, True)],
     ids=["large window", "large window, slow", "small window"],
 )
@@ -445,7 +446,7 @@ def test_what_the_kernel_brings_in_time_is_left_to_it(source, tmp_path, delay_ms
         with safe_open(slow.path / "model.safetensors", "np", ahead=4 * MIB) as file:
             assert int(file.get_tensor("t01").sum()) == MIB
             if has_lead:
-                # It waits until more is used.
+                # The lead waits until the program uses more.
                 assert until(lambda: "pagestream-lead" in thread_names())
             else:
                 assert int(file.get_tensor("t02").sum()) == 2 * MIB
@@ -467,7 +468,7 @@ def test_a_file_for_which_there_was_no_room_gets_its_lead_later(tmp_path, direct
         for file in others:
             file.close()
         del file, others
-        # They are let go of half a second later.
+        # The closed files are released half a second later.
         reader = "pagestream-read" if direct else "pagestream-lead"
         assert threads_end(reader)
 
@@ -481,7 +482,7 @@ def test_a_file_for_which_there_was_no_room_gets_its_lead_later(tmp_path, direct
 
 
 def test_files_in_memory_have_no_lead(source):
-    # The lead of another test's file ends a moment after the file is closed.
+    # The lead of an earlier test ends a moment after its file is closed.
     assert threads_end("pagestream-lead")
     path = source / "model.safetensors"
     path.read_bytes()
@@ -525,7 +526,7 @@ def test_what_a_reader_meets_ahead_keeps_its_number_and_place(source, tmp_path):
         names = list(file.keys())
         with pytest.raises(MappedReadError) as caught:
             [file.get_tensor(name) for name in names]
-        # It was told once.
+        # The error is raised only once.
         assert file.get_tensor(names[-1]).shape == (MIB,)
     assert caught.value.errno == number
     assert caught.value.offset > 4096
@@ -543,7 +544,7 @@ def test_a_lead_needs_little_memory_of_its_own(source, tmp_path):
     with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
         path = slow.path / "model.safetensors"
         most_kib = int(output_of(PROGRAMS / "weights_lead" / "memory.py", path, 8 * MIB))
-    # The lead, the tensor in use, the next tensor, and small allocations.
+    # The limit covers the lead, the tensor in use, the next tensor, and small allocations.
     assert most_kib * 1024 <= (8 + 2 + 6) * MIB
 
 
@@ -590,7 +591,7 @@ SIDE = 1024
 
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory):
-    """A model of layers with two matrices and a vector each, and a table that comes once."""
+    """Makes a model whose layers have two matrices and a vector each, and a table that occurs once."""
     folder = tmp_path_factory.mktemp("layers")
     rng = np.random.default_rng(5)
     tensors = {"embed": rng.integers(0, 9, (4 * SIDE, SIDE), "u1")}
@@ -623,7 +624,7 @@ def test_the_parts_of_a_rank_are_read_ahead_and_little_else(layers, tmp_path, di
             assert found.flags.writeable
             needed += expected.nbytes
         file.close()
-    # Columns are runs of 512 bytes. The gaps between them are read too.
+    # Columns are runs of 512 bytes, and the gaps between them are read too.
     between = LAYERS * SIDE * SIDE // 2
     assert slow.counts["most_in_flight"] >= 8
     assert needed <= slow.counts["read_bytes"] <= 1.2 * (needed + between) + MIB
@@ -631,7 +632,7 @@ def test_the_parts_of_a_rank_are_read_ahead_and_little_else(layers, tmp_path, di
 
 @pytest.fixture(scope="module")
 def norms(tmp_path_factory):
-    """A model of layers with a small tensor and a large one."""
+    """Makes a model whose layers have a small tensor and a large one."""
     folder = tmp_path_factory.mktemp("norms")
     tensors = {}
     for layer in range(LAYERS):
@@ -650,7 +651,7 @@ def test_tensors_that_are_left_out_of_each_layer_are_not_read(norms, tmp_path, d
         for layer in range(LAYERS):
             assert (file.get_tensor(f"layers.{layer:02}.norm") == layer).all()
     assert slow.counts["most_in_flight"] >= 8, "the others are read ahead"
-    # The kernel reads around the first ones.
+    # The kernel reads around the first faults.
     assert slow.counts["read_bytes"] <= (2 * MIB if direct else 8 * MIB)
 
 
@@ -663,7 +664,7 @@ def test_of_every_third_layer_the_others_are_not_read(source, tmp_path, direct):
     ):
         assert sums(file, [f"t{number:02}" for number in kept]) == list(kept)
     assert slow.counts["most_in_flight"] >= 12
-    # The pattern shows at the third tensor. By then one lead of other tensors has been read.
+    # The pattern shows at the third tensor. By then, one lead has read tensors that the program skips.
     assert len(kept) * MIB <= slow.counts["read_bytes"] <= (len(kept) + 10) * MIB
 
 
@@ -673,7 +674,7 @@ def test_where_bandwidth_is_short_few_reads_are_beside_the_one_that_is_waited_fo
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
         assert sums(file, file.keys()[:6]) == list(range(6))
-    # All of 64 threads read where a request takes long because of its delay.
+    # All of the 64 threads would read if a request took long because of its delay.
     assert 2 <= slow.counts["most_in_flight"] <= 40
 
 
@@ -689,14 +690,15 @@ def test_a_lead_waits_while_the_consumer_is_elsewhere(source, tmp_path):
         slow.gate.open()
         assert threads_rest()
         read_bytes = slow.gate.counts()["read_bytes"]
-        # Each of some threads may have been about to begin a read. A lead that goes on reads up to t20.
+        # Some threads may each have been about to begin a read. A lead that continued would read up to t20.
         assert 10 * MIB <= read_bytes <= 10 * MIB + held_bytes + 4 * MIB
         assert sums(file, ["t08", "t09", "t10"]) == [8, 9, 10]
         assert until(lambda: slow.gate.counts()["read_bytes"] >= read_bytes + 6 * MIB), "it goes on"
 
 
 def test_what_lies_between_experts_of_two_layers_is_not_waited_for(tmp_path):
-    """The lead cannot know yet that the gap is unused, but reading it delays the tensors in demand."""
+    """The lead cannot know yet that the program skips the gap. Reading it would delay the requested
+    tensors."""
     layers, experts = 3, 64
     content = {
         f"layers.{layer}.experts.{expert:02}": np.full(MIB // 4, layer * experts + expert, "u1")
@@ -714,7 +716,7 @@ def test_what_lies_between_experts_of_two_layers_is_not_waited_for(tmp_path):
             for expert in range(8, 16):
                 name = f"layers.{layer}.experts.{expert:02}"
                 np.testing.assert_array_equal(file.get_tensor(name), content[name])
-        # Up to the last one there are 18 MiB.
+        # All bytes up to the last tensor would be 18 MiB.
         assert slow.gate.counts()["read_bytes"] <= 15 * MIB
 
 
@@ -752,7 +754,7 @@ def test_leads_of_threads_that_take_a_block_each_do_not_read_those_of_others(sou
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(block, range(threads)))
     assert slow.counts["most_in_flight"] >= 8
-    # Requests in flight are repeated when the next opening begins.
+    # Requests in flight are repeated when the next open begins.
     assert WHOLE <= slow.counts["read_bytes"] <= 1.25 * WHOLE
 
 
@@ -770,7 +772,7 @@ def test_a_small_file_comes_at_once(tmp_path, direct):
 
 
 def test_what_lies_between_columns_is_part_of_the_lead(tmp_path):
-    """Each thread that reads columns needs 1 MiB for it, and half of the lead is for that."""
+    """Each thread that reads columns needs 1 MiB for the gaps, and half of the lead is reserved for them."""
     source = tmp_path / "source"
     source.mkdir()
     tensors = {f"t{number:02}": np.full((SIDE, SIDE), number, "u1") for number in range(TENSORS)}
@@ -805,20 +807,20 @@ def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, 
         del found
         assert until(lambda: open_descriptors(path) == 0)
     assert slow.counts["most_in_flight"] >= 12
-    # On a busy machine the idle file may be closed between two openings, and its read-ahead is lost.
-    # If no lead were kept, each opening would read a tensor twice.
+    # On a busy machine, the idle file may be closed between two opens, which loses its read-ahead. If no lead
+    # were kept, each open would read a tensor twice.
     assert WHOLE <= slow.counts["read_bytes"] <= 1.5 * WHOLE
 
 
 @both_mounts
 def test_what_was_read_of_a_closed_file_stays_for_longer_than_it_is_read(source, tmp_path, direct):
-    """A program may compute before it opens the file again."""
+    """A program may compute before it reopens the file."""
     assert threads_end("pagestream-idle"), "that of an earlier test"
     with slow_mount(source, tmp_path, direct_io=direct, gather=12) as slow:
         path = slow.path / "model.safetensors"
         with safe_open(path, "np", ahead=16 * MIB) as file:
             assert sums(file, file.keys()[:8]) == list(range(8))
-        # It sleeps until the file has been closed for half a second, and again until that is to be let go of.
+        # The thread sleeps until the file has been closed for half a second, and again until it is released.
         assert sleep_ends("pagestream-idle", lambda: open_descriptors(path) == 0)
         assert open_descriptors(path) > 0
         with safe_open(path, "np", ahead=16 * MIB) as file:
@@ -836,12 +838,12 @@ def test_nothing_is_read_of_a_file_that_was_closed_a_while_ago(source, tmp_path)
         with safe_open(path, "np") as file:
             assert sums(file, file.keys()[:16]) == list(range(16))
             slow.gate.wait_for(1)
-        # It sleeps until the file has been closed for half a second, and again until that is to be let go of.
+        # The thread sleeps until the file has been closed for half a second, and again until it is released.
         assert sleep_ends("pagestream-idle", lambda: open_descriptors(path) == 0)
         held_bytes = sum(length for _, length in slow.gate.held())
         slow.gate.open()
         assert threads_rest()
-        # Each of some threads may have been about to begin a read. A lead that went on would read 44 MiB.
+        # Some threads may each have been about to begin a read. A lead that continued would read 44 MiB.
         assert 17 * MIB <= slow.gate.counts()["read_bytes"] <= 17 * MIB + held_bytes + 4 * MIB
 
 
@@ -866,12 +868,12 @@ def test_a_consumer_of_few_tensors_has_no_more_read_ahead_than_it_has_used(sourc
     ):
         assert sums(file, ["t00", "t01"]) == [0, 1]
         assert threads_rest()
-    # The tensors in use, the same amount again, and the pages around a fault.
+    # The limit covers the tensors in use, the same amount again, and the pages around a fault.
     assert 2 * MIB <= slow.counts["read_bytes"] <= 5 * MIB
 
 
 def rewritten_tensors(found, get, names, rewrite):
-    """Takes two tensors, rewrites the file, takes the rest, and returns all values."""
+    """Takes two tensors, rewrites the file, takes the others, and appends all values to `found`."""
     found += [np.unique(get(name)).tolist() for name in names[:2]]
     rewrite()
     found += [np.unique(get(name)).tolist() for name in names[2:]]
@@ -879,7 +881,7 @@ def rewritten_tensors(found, get, names, rewrite):
 
 @pytest.mark.parametrize("way", ["safe_open", "safe_open, copy", "open_checkpoint", "read"])
 def test_a_file_that_is_rewritten_under_its_lead_is_an_error(tmp_path, way):
-    """The kernel caches attributes for a second. Without a page cache no tensor is a view."""
+    """The kernel caches attributes for a second. Without a page cache, no tensor is a view."""
     folder = tmp_path / "source"
     folder.mkdir()
     old, new = ({f"t{number:02}": np.full(MIB, byte, "u1") for number in range(48)} for byte in (1, 2))
@@ -900,7 +902,7 @@ def test_a_file_that_is_rewritten_under_its_lead_is_an_error(tmp_path, way):
             get = weights.read if way == "read" else weights.__getitem__
         with pytest.raises(FileChangedError, match=r"model\.safetensors"):
             rewritten_tensors(found, get, sorted(old), rewrite)
-        # Later tensors raise too, instead of mixing states.
+        # Later tensors raise too: two states of the file never mix.
         for name in sorted(old)[len(found) :]:
             with pytest.raises(FileChangedError, match=r"model\.safetensors"):
                 get(name)
@@ -953,7 +955,7 @@ def test_each_thread_learns_that_a_file_was_rewritten_under_its_lead(tmp_path):
                 array = file.get_tensor(name)
             except FileChangedError:
                 return "error"
-            # A tensor taken out of order is a view, and shows the present content.
+            # A tensor taken out of order is a view, which shows the present content.
             is_view = place_in_file(array, slow.path / "model.safetensors") is not None
             return "view" if is_view else np.unique(array).tolist()
 
@@ -985,8 +987,8 @@ def test_a_file_that_was_let_go_of_and_rewritten_is_opened_anew(source, tmp_path
             assert file.get_tensor("t00").tolist() == [7] * 7
 
 
-# When a lead opens a file on a cached mount, the kernel drops pages that faults have brought in. A shard read
-# twice would add 16 MiB.
+# A lead that opens a file on a cached mount drops the pages of earlier faults. A shard read twice would add
+# 16 MiB.
 SHARDS_ONCE = WHOLE + 3 * 2 * MIB
 
 
@@ -1013,7 +1015,7 @@ def slow_shards(folder, tmp_path, **options):
 
 
 def test_each_shard_has_a_lead_though_tensors_are_left_out(tmp_path):
-    """The program leaves out one tensor of each shard."""
+    """The program skips one tensor of each shard."""
     source = tmp_path / "source"
     source.mkdir()
     for shard in range(12):
@@ -1050,7 +1052,7 @@ def test_the_lead_goes_on_to_the_next_shard(shards, tmp_path, direct):
 
 
 def two_shards(folder, tensors):
-    """Writes a checkpoint of two shards. The elements of a tensor equal its number."""
+    """Writes a checkpoint of two shards. The elements of each tensor equal its number."""
     folder.mkdir()
     for shard in (1, 2):
         content = {f"layers.{shard}.{number:02}": tensor(number) for number in range(tensors)}
@@ -1063,20 +1065,21 @@ def test_the_lead_goes_on_at_half_of_its_length_where_the_shard_before_is_not_us
     with slow_shards(folder, tmp_path, direct_io=True, delay_ms=1) as slow:
         first, second = sorted(slow.path.iterdir())
         with safe_open(first, "np", ahead=8 * MIB) as file:
-            # Four of the tensors are not asked for, and are read as well.
+            # Four of the tensors are read ahead, although the program does not request them.
             assert sums(file, file.keys()[:11]) == list(range(11))
-            assert threads_rest()  # a request while the last one is not begun would not lead on
+            assert threads_rest()  # a request before the last one is begun would not extend the lead
             assert sums(file, file.keys()[11:12]) == [11]
             assert until(lambda: open_descriptors(second) > 0)
             assert until(lambda: "pagestream-next" not in thread_names())
             assert threads_rest()
-            # All of the first shard, half of the length of the second, and the headers.
+            # The total is the whole first shard, half of the lead's length in the second, and the headers.
             read_bytes = slow.gate.counts()["read_bytes"]
             assert (16 + 3) * MIB <= read_bytes <= (16 + 4) * MIB + 256 * 1024
 
 
 def test_the_lead_has_much_of_its_length_in_the_next_shard(tmp_path):
-    """All of it comes before any of its tensors is asked for, more than a lead begins with."""
+    """The whole next shard exceeds a lead's initial length, and arrives before any request for its
+    tensors."""
     folder = tmp_path / "source"
     two_shards(folder, 40)
     with (
@@ -1089,7 +1092,7 @@ def test_the_lead_has_much_of_its_length_in_the_next_shard(tmp_path):
 
 @both_mounts
 def test_the_lead_goes_on_to_a_shard_that_is_open_already(shards, tmp_path, direct):
-    """As in a program that opens all files before it uses any tensor."""
+    """The program opens all files before it uses any tensor."""
     with slow_shards(shards, tmp_path, direct_io=direct) as slow:
         files = [safe_open(path, "np") for path in sorted(slow.path.iterdir())]
         for number, file in enumerate(files):
@@ -1102,7 +1105,7 @@ def test_the_lead_goes_on_to_a_shard_that_is_open_already(shards, tmp_path, dire
 
 
 def test_threads_that_share_a_file_take_each_tensor_from_the_lead(tmp_path):
-    """A tensor awaited by one thread keeps its room while another thread requests a tensor."""
+    """A tensor that one thread awaits keeps its room while another thread requests a tensor."""
     tensors = {"a": np.zeros(1, "u1"), "b": np.ones(20 * MIB, "u1"), "c": np.ones(20 * MIB, "u1")}
     source = tmp_path / "source"
     source.mkdir()
@@ -1150,7 +1153,7 @@ def test_a_device_in_the_place_of_the_next_shard_is_not_opened(shards, tmp_path)
         folder.mkdir()
         first, second = (folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
         first.symlink_to(min(slow.path.iterdir()))
-        os.mknod(second, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # as /dev/null
+        os.mknod(second, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # the device numbers of /dev/null
         wrapper = (strace, "-f", "-qq", "-o", str(log), "-e", "trace=open,openat,openat2")
         output_of(PROGRAMS / "weights_lead/the_next_shard_is_a_device.py", first, second, wrapper=wrapper)
     assert first.name in log.read_text()
@@ -1165,7 +1168,7 @@ def test_an_interrupt_while_a_hook_looks_at_the_next_shard_leaves_nothing_behind
 
 @both_mounts
 def test_a_shard_that_takes_long_to_open_is_read_once(shards, tmp_path, direct):
-    """A consumer that has waited for it long enough opens it itself."""
+    """A program that has waited long enough for the lead opens the shard itself."""
     with slow_shards(shards, tmp_path, direct_io=direct) as slow, ThreadPoolExecutor(1) as pool:
         _, second, last = sorted(slow.path.iterdir())
         with safe_open(second, "np") as file:
@@ -1213,7 +1216,7 @@ def test_an_old_handle_does_not_take_the_next_shard_from_a_new_one(shards, tmp_p
         assert until(lambda: waits_of("pagestream-idle"))
         waits = waits_of("pagestream-idle")
         del old
-        # The thread wakes ten times a second, and closes an idle file after half a second.
+        # The thread wakes up ten times a second, and closes an idle file after half a second.
         assert until(lambda: (waits_of("pagestream-idle") or waits + 12) >= waits + 12)
         assert open_descriptors(second) > 0
         new.close()

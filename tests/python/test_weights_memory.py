@@ -1,4 +1,4 @@
-"""Checkpoints larger than the memory of a program, in control groups that end it if it takes more."""
+"""Checkpoints larger than a program's memory, in control groups that kill it if it uses more."""
 
 import json
 import shutil
@@ -14,17 +14,18 @@ from support.process import PROGRAMS, output_of
 
 NUMPY_LIMIT_BYTES = 256 * MIB
 LARGE_LIMIT_BYTES = 300 * MIB
-TORCH_LIMIT_BYTES = 600 * MIB  # torch alone takes half of it: the checkpoint has no room
+TORCH_LIMIT_BYTES = 600 * MIB  # torch alone takes half of it, so the checkpoint does not fit
 pytestmark = pytest.mark.slow
 
-# Memory of readers and of Python, and partly used huge pages.
+# Covers the memory of readers and of Python, and partly used huge pages.
 SLACK_BYTES = 12 * MIB
 
-# How often a checkpoint may be read by reads that bypass the page cache. If memory is short, the kernel drops
-# pages of the cache before they are used: on a busy machine, up to three quarters. That count is not ours.
+# The limit on reads per byte for reads that bypass the page cache. If memory is short, the kernel drops
+# cached pages before they are used: on a busy machine, up to three quarters of them. These reads are not
+# counted here.
 MOST_READ_DIRECTLY = 1.03
 
-# Defaults: these parts of the memory that is available.
+# The default budget and the default lead are these fractions of the available memory.
 BUDGET_SHARE = 8
 LEAD_SHARE = 4
 
@@ -32,7 +33,7 @@ STREAMS = [
     (strategy, mode)
     for strategy in ("auto", "mapped", "ahead", "pread", "direct")
     for mode in ("shared", "private", "read")
-    # "mapped" and "ahead" need a mapping, and "ahead" works alike with both kinds.
+    # "mapped" and "ahead" need a mapping, and "ahead" does the same with both kinds.
     if (mode, strategy) not in {("read", "mapped"), ("read", "ahead"), ("private", "ahead")}
 ]
 both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
@@ -55,7 +56,7 @@ def cold_checkpoint(checkpoint):
 
 
 def used(program, folder, limit_bytes, *ways):
-    """Returns by how much memory grew in a program that used tensors in some ways, and lived."""
+    """Returns how much memory grew in a program that used tensors in several ways and survived."""
     with memory_limit(limit_bytes) as wrapper:
         program = PROGRAMS / "weights_memory" / program
         found = json.loads(output_of(program, folder, json.dumps(ways), wrapper=wrapper))
@@ -90,7 +91,7 @@ def test_a_stream_stays_within_a_budget_that_is_given(cold_checkpoint, strategy)
 
 @pytest.fixture(scope="module")
 def large_tensors(tmp_path_factory):
-    """A checkpoint of tensors larger than the default budget of a program in `LARGE_LIMIT_BYTES`."""
+    """Makes a checkpoint whose tensors exceed the default budget of a program in `LARGE_LIMIT_BYTES`."""
     folder = tmp_path_factory.mktemp("large_tensors")
     path = folder / "model.safetensors"
     save_file({f"t{number}": np.full(100 * MIB, number, "u1") for number in range(4)}, path)
@@ -101,7 +102,7 @@ def large_tensors(tmp_path_factory):
 @both_mounts
 @pytest.mark.parametrize("strategy", ["auto", "pread", "direct"])
 def test_tensors_larger_than_the_budget_are_not_read_ahead(large_tensors, tmp_path, strategy, direct):
-    """A program has room for two tensors: one in use, and one on its way."""
+    """The program has room for two tensors: one in use, and the next one."""
     program = PROGRAMS / "weights_memory/streams_large_tensors.py"
     with (
         real.slow_fuse(large_tensors, tmp_path / "slow", direct_io=direct) as slow,

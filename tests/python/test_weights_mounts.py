@@ -1,4 +1,4 @@
-"""Weights on bindfs and sshfs, with a page cache and without: streams, read-ahead, files that change."""
+"""Weights on bindfs and sshfs, with and without a page cache: streams, read-ahead, files that change."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ from support import real
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Two files, each large enough to be read ahead.
+# The two files are large enough to be read ahead.
 TENSORS = 20
 STRATEGIES = ["auto", "mapped", "pread"]
 # By default sshfs caches the attributes of a file for 20 s.
@@ -49,7 +49,7 @@ def _tensors():
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    """A folder with the shards of the checkpoint, and another second one."""
+    """Makes a folder with the shards of the checkpoint, and an alternative second shard."""
     folder = tmp_path_factory.mktemp("shards")
     write_shard(folder / "model-0.safetensors", 0)
     write_shard(folder / "model-1.safetensors", 1)
@@ -68,10 +68,10 @@ def is_right(name, array):
 
 
 def write_checkpoint(shards, folder):
-    """Writes a checkpoint that is in no page cache."""
+    """Writes a checkpoint that is not in the page cache."""
     folder.mkdir()
     for path in shards.glob("model-*"):
-        # SFTP counts in seconds, and cannot tell two writes in the same second apart.
+        # SFTP stores whole seconds, and cannot distinguish two writes within one second.
         os.utime(shutil.copyfile(path, folder / path.name), (1.7e9, 1.7e9))
         with MappedFile(folder / path.name) as file:
             file.evict()
@@ -86,7 +86,7 @@ def mounted(kind, source, point):
 
 @contextlib.contextmanager
 def mounted_checkpoint(kind, shards, tmp_path):
-    """Yields the folder of a checkpoint on a mount, and that behind it."""
+    """Yields the folder of a checkpoint on a mount, and the folder behind the mount."""
     source = tmp_path / "source"
     write_checkpoint(shards, source)
     with mounted(kind, source, tmp_path / "mount") as mount:
@@ -149,7 +149,7 @@ CHANGES = (cut, replace, overwrite, unlink)
 
 @contextlib.contextmanager
 def mounted_to_change(kind, shards, tmp_path):
-    """Yields a mount of a checkpoint for each change, and a function that makes all changes behind it."""
+    """Yields one mount of a checkpoint per change, and a function that makes all changes behind them."""
     source = tmp_path / "source"
     source.mkdir()
     for change in CHANGES:
@@ -158,7 +158,8 @@ def mounted_to_change(kind, shards, tmp_path):
     def change_all():
         for change in CHANGES:
             change(source / change.__name__ / "model-1.safetensors", shards / "other-1.safetensors")
-        # The daemons let the kernel cache attributes and names for a second. To wait longer changes nothing.
+        # The daemons let the kernel cache attributes and names for a second. A longer wait would change
+        # nothing.
         time.sleep(1.1)
 
     with mounted(kind, source, tmp_path / "mount") as mount:
@@ -195,7 +196,7 @@ def test_a_file_that_changes_behind_the_mount_is_an_error_and_no_wrong_bytes(sha
 
 @every_mount
 def test_a_file_that_changes_behind_the_mount_under_a_lead_is_an_error(shards, tmp_path, kind):
-    """A view shows pages that were read before the change and pages that were read after it."""
+    """A view shows some pages from before the change and some from after it."""
     names = [f"t{number:02}" for number in range(TENSORS, 2 * TENSORS)]
 
     def take(weights, names, found):
@@ -214,7 +215,7 @@ def test_a_file_that_changes_behind_the_mount_under_a_lead_is_an_error(shards, t
             with pytest.raises((FileChangedError, MappedReadError), match="model-1"):
                 take(weights, names[2:], found)
             if change is cut:
-                found.popitem()  # zeros, perhaps, before the error of the fault
+                found.popitem()  # may be zeros that precede the error of the fault
             assert len(found) >= 1, change
             for name, array in found.items():
                 old, new = (tensor(int(name[1:]), salt) for salt in (0, 1))
@@ -238,7 +239,7 @@ def test_a_file_that_was_rewritten_behind_the_mount_is_opened_as_it_is_now(shard
 
 
 def test_files_of_two_mounts_that_look_the_same_are_told_apart(tmp_path):
-    """SFTP reuses device and inode numbers, has times in whole seconds, and no time of change."""
+    """SFTP reuses device and inode numbers, has times in whole seconds, and no change time."""
     for part in range(3):
         source = tmp_path / f"source{part}"
         source.mkdir()

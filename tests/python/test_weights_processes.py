@@ -1,9 +1,9 @@
-"""Plain processes of one node that load one checkpoint from a slow mount at the same time.
+"""Plain processes of one node that load a checkpoint from a slow mount at the same time.
 
-Where the mount has a page cache, that is what they share: a page that one of them is reading is locked,
-others wait for it, and the kernel completes the read whatever becomes of the process. With
-PAGESTREAM_SHARE=on only one of them opens a file where an opening would drop its pages. The others take it
-from that one.
+On a mount with a page cache, the processes share the cache: a page that one process is reading is locked, the
+other processes wait for it, and the kernel completes the read even if the reader dies. With
+PAGESTREAM_SHARE=on, only one process opens a file whose pages an open would drop. It passes the open file to
+the other processes.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 SHARDS, TENSORS, TENSOR_BYTES = 2, 12, 2 * MIB
 WHOLE = SHARDS * TENSORS * TENSOR_BYTES
-# Headers, and what the kernel reads ahead of them.
+# Covers headers and the kernel's read-ahead of them.
 LITTLE = MIB
 
 
 @pytest.fixture(autouse=True)
 def shares(monkeypatch):
-    """Turns sharing on in the programs of a test."""
+    """Turns sharing on in the programs of the tests."""
     monkeypatch.setenv("PAGESTREAM_SHARE", "on")
 
 
@@ -72,11 +72,11 @@ def mounted(source, tmp_path, **options):
 
 
 def loading(way, folder, count):
-    """Programs that have the files open, or are about to open them."""
+    """Starts programs that have opened the files or are about to open them."""
     return processes(PROGRAMS / "weights_processes/load.py", [(way, folder)] * count)
 
 
-# Each opening of a file drops its pages, unless the daemon keeps them.
+# Each open of a file drops its pages, unless the daemon keeps them.
 WAYS = {
     "stream": ("stream", False),
     "stream, kept": ("stream", True),
@@ -87,7 +87,7 @@ every_way = pytest.mark.parametrize(("way", "keeps"), WAYS.values(), ids=WAYS)
 
 
 def late_bytes(way, keeps):
-    """What is read again where one opens the first file while another reads it: all that it has."""
+    """Returns the bytes that are read again if one process opens the first file while another reads it."""
     return WHOLE // SHARDS if (way, keeps) == ("safe_open", False) else 0
 
 
@@ -122,8 +122,8 @@ def test_one_that_dies_or_stalls_keeps_none_of_the_others(source, digest, tmp_pa
             assert last_lines(found[:1]) == [digest]
     most_bytes = WHOLE + LITTLE
     if not keeps:
-        # What one that is killed had of a shard goes. While one is stopped, the others open what it offers,
-        # perhaps at times at which each drops what the other had; and it opens what the others had.
+        # A killed process loses its part of a shard. While one process is stopped, the others open the files
+        # that it offers, and may drop each other's pages. When it resumes, it opens the files of the others.
         for_themselves = 2 if way == "safe_open" else 1
         most_bytes += for_themselves * WHOLE if stop == signal.SIGSTOP else WHOLE // SHARDS
     assert WHOLE <= slow.counts["read_bytes"] <= most_bytes
@@ -181,7 +181,7 @@ NOBODY = 65534
 
 
 def asked(name, restriction="none", wrapper=()):
-    """How many files come from a name, or "refused" if nobody has it."""
+    """Returns how many files a name offers, or "refused" if no process has the name."""
     return output_of(PROGRAMS / "weights_processes/ask.py", name, restriction, wrapper=wrapper)
 
 
@@ -201,7 +201,7 @@ def test_a_process_with_other_rights_gets_nothing(source, tmp_path):
 
 
 def test_a_process_that_may_not_read_a_file_does_not_get_it_passed():
-    """Another process of the same user is of the group that may."""
+    """Another process of the same user belongs to the group that may read the file."""
     if os.geteuid() != 0:
         real.missing("root, for groups")
     program, group = PROGRAMS / "weights_processes/group.py", "2000"
@@ -228,7 +228,7 @@ def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):
         assert len(names) == SHARDS
         assert [asked(name, wrapper=elsewhere) for name in names] == ["0"] * SHARDS
         assert {asked(name) for name in names} <= {"1", "2"}
-        # It has names of its own.
+        # The container uses its own names.
         first, program = min(slow.path.iterdir()), PROGRAMS / "weights_processes/load.py"
         with processes(program, [("safe_open", slow.path)], wrapper=elsewhere) as [inside]:
             begin([inside])
@@ -238,7 +238,7 @@ def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):
 
 @contextlib.contextmanager
 def bound(names, user, message, *descriptors):
-    """Names that a process has bound. It answers with a message and descriptors, each given as KIND:PATH."""
+    """Binds names in another process. It answers with a message and descriptors, each given as KIND:PATH."""
     program = PROGRAMS / "weights_processes/squat.py"
     with contextlib.ExitStack() as ends:
         for name in names:
@@ -287,7 +287,7 @@ def test_a_child_of_a_fork_leaves_the_offer_alone_and_does_not_answer(source, di
         assert word == "forked"
         try:
             assert {asked(name) for name in names} <= {"1", "2"}
-            # The child has the sockets, but not the threads.
+            # The child has inherited the sockets, but not the threads.
             holder.kill()
             holder.wait()
             assert offers(slow.path) == names
@@ -312,7 +312,7 @@ def test_without_a_page_cache_each_process_reads_for_itself_and_it_is_said(sourc
 
 @contextlib.contextmanager
 def mounted_apart(source, tmp_path):
-    """Nobody reads ahead from one file to another of such names."""
+    """With names like these, no process reads ahead from one file into the next."""
     apart = tmp_path / "apart"
     apart.mkdir()
     for name, path in zip("ab", sorted(source.iterdir()), strict=True):
@@ -322,14 +322,14 @@ def mounted_apart(source, tmp_path):
 
 
 def told_until(process, word):
-    """Has a process go on until it prints a word."""
+    """Resumes a process until it prints a word."""
     begin([process])
     while process.stdout.readline() != f"{word}\n":
         assert process.poll() is None
 
 
 def test_one_that_comes_when_others_have_closed_a_file_finds_it_in_memory(source, tmp_path):
-    """One of them has opened it, and the other has taken it: both were done with it at the same time."""
+    """One process opened the file and another received it, and both closed it at the same time."""
     program = PROGRAMS / "weights_processes/load.py"
     with (
         mounted_apart(source, tmp_path) as slow,
@@ -339,7 +339,7 @@ def test_one_that_comes_when_others_have_closed_a_file_finds_it_in_memory(source
         begin(together)
         for process in together:
             assert [process.stdout.readline() for _ in range(2)] == ["begun\n", "closed\n"]
-        # Longer than a process keeps files for itself.
+        # Processes keep closed files for less time than this.
         time.sleep(3)
         told_until(late, "closed")
     assert WHOLE // SHARDS <= slow.counts["read_bytes"] <= WHOLE // SHARDS + LITTLE
@@ -361,7 +361,7 @@ def test_one_that_is_a_file_behind_finds_it_in_memory(source, digest, tmp_path):
         told_until(ahead, "closed")
         told_until(behind, "read")
         told_until(ahead, "closed")
-        # Longer than a process keeps files for itself.
+        # This is longer than a process keeps files for itself.
         time.sleep(1.5)
         assert open_files()
         told_until(behind, "read")

@@ -1,4 +1,4 @@
-"""Parts of tensors that are asked for one behind another, such as the experts of a layer."""
+"""Parts of tensors that are requested in sequence, such as the experts of a layer."""
 
 import itertools
 import random
@@ -37,7 +37,7 @@ def source(tmp_path_factory):
 
 
 def compared(path, steps, **options):
-    """Reads the rows of each tensor by slices, and compares them."""
+    """Reads the rows of each tensor as slices, and compares them."""
     expected = weights()
     with safe_open(path, "np", **options) as file:
         for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
@@ -52,7 +52,7 @@ def test_they_are_read_in_pieces_and_once(source, tmp_path, direct):
         compared(slow.path / "model.safetensors", range(EXPERTS))
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + MIB
     if direct:
-        # The kernel cuts what comes through the page cache as it likes.
+        # The kernel may split reads through the page cache.
         assert slow.counts["read_requests"] <= 1.2 * WHOLE / REQUEST_BYTES
     assert slow.counts["most_in_flight"] >= 4
 
@@ -72,7 +72,7 @@ def test_others_read_little_more_than_they_use(source, tmp_path, direct, steps):
     with real.slow_fuse(source, tmp_path / "mount", delay_ms=1, direct_io=direct) as slow:
         compared(slow.path / "model.safetensors", steps)
     used = LAYERS * sum(len(range(EXPERTS)[step]) if isinstance(step, slice) else 1 for step in steps)
-    # A request of the kernel's read-ahead each.
+    # Each step may cost one request of the kernel's read-ahead.
     least = used * EXPERT_BYTES + LAYERS * len(steps) * REQUEST_BYTES * (not direct)
     assert slow.counts["read_bytes"] <= 2 * least + MIB
 

@@ -1,4 +1,4 @@
-"""Slices of tensors: NumPy's basic indexing in every mode and framework, and no byte that is not needed."""
+"""Slices of tensors: NumPy's basic indexing in every mode and framework, with no unneeded byte read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-import ml_dtypes  # noqa: F401 - upstream's NumPy reader knows BF16 only once this is imported
+import ml_dtypes  # noqa: F401 - upstream's NumPy reader supports BF16 only after this import
 import numpy as np
 import pytest
 import safetensors
@@ -34,7 +34,7 @@ from support.weight_files import ELEMENT_TYPES, changed_in_place, entry, odd_fil
 
 MODES = ["shared", "private", "read"]
 FRAMEWORKS = ["np", "pt"]
-# Types that both frameworks have, by size.
+# The types that both frameworks have, by size.
 CODES = {"U8": "u1", "I16": "<i2", "F32": "<f4", "I64": "<i8", "C64": "<c8"}
 PAGE = 4096
 
@@ -53,7 +53,7 @@ def path(tmp_path_factory):
         "scalar": entry("F32", [], MATRIX.nbytes + 200, MATRIX.nbytes + 204),
         "empty": entry("F32", [3, 0, 4], MATRIX.nbytes + 204, MATRIX.nbytes + 204),
     }
-    # The data begin with a page, so that it is known which pages a slice needs.
+    # The data begin on a page boundary, so the test knows which pages a slice needs.
     text = weight_file(header)[8:].decode()
     data = MATRIX.tobytes() + SMALL.tobytes() + np.float32(1.5).tobytes()
     return write(folder / "weights", weight_file(text.ljust(PAGE - 8), data))
@@ -67,12 +67,12 @@ def as_numpy(tensor):
 
 
 def part_of(path, name, index, mode, framework):
-    """By each of the ways that read a part of a tensor."""
+    """Reads a part of a tensor in each of the possible ways."""
     with safe_open(path, framework, mmap_mode=mode) as file:
         return as_numpy(file.get_slice(name)[index])
 
 
-# --- the same as NumPy ----------------------------------------------------------------------------
+# --- agreement with NumPy -------------------------------------------------------------------------
 
 
 @st.composite
@@ -165,13 +165,13 @@ def test_pairs_of_four_bits_are_indexed_as_torch_counts_them(tmp_path, mode):
         found = part[index]
         assert found.dtype == torch.float4_e2m1fn_x2
         np.testing.assert_array_equal(found.view(torch.uint8).numpy(), raw[index])
-    theirs = safetensors.safe_open(path, "pt").get_tensor("t")  # its slices of this type fail
+    theirs = safetensors.safe_open(path, "pt").get_tensor("t")  # upstream's slices of this type fail
     assert torch.equal(part[1:].view(torch.uint8), theirs[1:].view(torch.uint8))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("code", "bits"), [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)])
-@pytest.mark.parametrize("columns", [8, 3])  # 3 elements of 4 or 6 bits do not end with a byte
+@pytest.mark.parametrize("columns", [8, 3])  # 3 elements of 4 or 6 bits do not end on a byte boundary
 def test_elements_smaller_than_a_byte_are_indexed_one_by_one_in_numpy(tmp_path, mode, code, bits, columns):
     shape = (4, 2, columns)
     nbytes = 8 * columns * bits // 8
@@ -255,7 +255,7 @@ def test_edges(path, mode, framework):
     assert part_of(path, "scalar", (), mode, framework) == 1.5
     assert part_of(path, "scalar", (None, ..., None), mode, framework).shape == (1, 1)
     assert part_of(path, "small", [], mode, framework).shape == (0, 5)
-    assert part_of(path, "small", np.s_[:20], mode, framework).shape == (10, 5)  # clipped, as NumPy does
+    assert part_of(path, "small", np.s_[:20], mode, framework).shape == (10, 5)  # clipped, as in NumPy
     assert part_of(path, "small", np.s_[10:10], mode, framework).shape == (0, 5)
     assert part_of(path, "small", np.s_[2:1, 0], mode, framework).shape == (0,)
     assert part_of(path, "empty", np.s_[1:], mode, framework).shape == (2, 0, 4)
@@ -312,7 +312,7 @@ BAD = [
 @every_framework
 def test_a_bad_index_says_what_is_wrong_with_it(path, index, text, framework):
     if framework == "pt" and is_advanced(index):
-        return  # torch takes it, or raises its own error
+        return  # torch accepts it, or raises its own error
     with safe_open(path, framework) as file, pytest.raises(SliceError) as caught:
         file.get_slice("small")[index]
     error = caught.value
@@ -357,7 +357,7 @@ def test_names_and_closed_files(path):
         weights.read("small", 0)
 
 
-# --- whose memory it is ---------------------------------------------------------------------------
+# --- memory ownership -----------------------------------------------------------------------------
 
 
 @every_framework
@@ -381,7 +381,7 @@ def test_one_run_is_a_view_and_anything_else_memory_of_its_own(path, mode, frame
     column[0] = copied[0] = 7.0
     if not read_only:
         run[0] = 7.0
-    np.testing.assert_array_equal(open_checkpoint(path).read("matrix"), MATRIX)  # the file is as it was
+    np.testing.assert_array_equal(open_checkpoint(path).read("matrix"), MATRIX)  # the file is unchanged
 
 
 @every_mode
@@ -428,12 +428,13 @@ def test_read_fills_out(path):
     np.testing.assert_array_equal(weights.read("scalar"), 1.5)
 
 
-# --- which bytes are read -------------------------------------------------------------------------
+# --- bytes read -----------------------------------------------------------------------------------
 
-# Two reads of so many runs are timed. On a busy machine the file can be as slow as a network mount. Then
-# reading the gap of a page is cheaper than another request. `rules.rs` tests the decision with a fake clock.
+# The program times two reads for this many runs. On a busy machine, the file can be as slow as a network
+# mount, and reading a gap of one page costs less than another request. `rules.rs` tests the decision with a
+# fake clock.
 EVERY_OTHER_ROW = np.s_[1:2048:2]
-# An index into 2048 rows of a page each, the bytes it reads (including gaps below a page), and the pages.
+# Each case: an index into 2048 rows of one page each, the bytes read (with gaps below a page), the pages.
 PARTS = [
     (np.s_[5:8], 3 * PAGE, 3),
     (np.s_[5:1005:100], 10 * PAGE, 10),
@@ -449,11 +450,11 @@ PARTS = [
 TIMED_BYTES = 2 * 64
 # A mapped file reads the read-ahead setting of its device once, for example "8192\n".
 SETTING_BYTES = 16
-# The size of a read past the page cache.
+# The size of reads that bypass the page cache.
 PIECE_BYTES = 128 << 10
 
 COUNT = PROGRAMS / "weights_slices/count.py"
-# With many arenas, malloc reads the number of processors from a file. Those calls would be counted too.
+# With several arenas, malloc reads the processor count from a file, and the test would count these calls.
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 
 
@@ -478,7 +479,7 @@ def most_of(index, nbytes, pages):
 def test_just_the_bytes_that_are_needed_are_read(path, mode):
     found = counted(path, mode, [index for index, _, _ in PARTS], cold=False)
     for (rchar, _), (index, nbytes, pages) in zip(found, PARTS, strict=True):
-        # Cached bytes may be copied out of a shared mapping.
+        # Cached bytes may be copied from a shared mapping.
         least = 0 if mode == "shared" else least_of(nbytes, mode)
         assert least <= rchar <= most_of(index, nbytes, pages), index
 
@@ -495,7 +496,7 @@ def test_just_the_pages_that_are_needed_come_from_the_disk(path, mode, tmp_path)
 
 @every_mode
 def test_each_read_is_one_extent(path, mode):
-    """Ten rows far apart are ten calls, ten in a row one, a column a call a row, a strided row one."""
+    """Ten distant rows take ten calls, ten adjacent rows one, a column one per row, and strided rows one."""
     indices = {"0:1000:100": 10, "20:30": 1, "::64, :8": 32, "3, ::2": 1, "::4096, ::-3": 1, "0:0": 0}
     printed = output_of(PROGRAMS / "weights_slices/reads_of_parts.py", path, mode, *indices, **ONE_ARENA)
     assert list(map(int, printed.split())) == list(indices.values())
@@ -514,7 +515,7 @@ def test_past_the_page_cache_many_threads_read_a_run(tmp_path):
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
         assert (file.get_slice("t")[:32] == array[:32]).all()
-    # 4 MiB in pieces of 128 KiB. The first piece is read alone.
+    # 4 MiB take 32 pieces of 128 KiB. The first piece is read alone.
     assert slow.counts["most_in_flight"] >= 24
 
 
@@ -614,7 +615,7 @@ def test_ctrl_c_is_heard_while_storage_is_slow(path, tmp_path):
 
 
 def test_memory_stays_small_whatever_is_sliced(tmp_path):
-    """A sparse file of 64 GiB: neither the plan nor the reading takes memory beyond the result's."""
+    """For a sparse file of 64 GiB, neither the plan nor the reads take memory beyond the result."""
     code = PROGRAMS / "weights_slices/memory_stays_small_whatever_is_sliced.py"
     path = tmp_path / "sparse"
     rows, columns = 1 << 20, 1 << 16

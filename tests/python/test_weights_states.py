@@ -1,4 +1,4 @@
-"""Files that are rewritten or cut in place while they are used, where nothing tells the kernel so."""
+"""Files rewritten or truncated in place while in use, where nothing notifies the kernel."""
 
 import os
 import time
@@ -20,7 +20,7 @@ SHAPE = (24, MIB)
 
 @pytest.fixture
 def folder(tmp_path):
-    """Has a file of one large tensor of ones."""
+    """Makes a folder with a file of one large tensor of ones."""
     folder = tmp_path / "source"
     folder.mkdir()
     safetensors.numpy.save_file({"w": np.ones(SHAPE, "u1")}, folder / "model.safetensors")
@@ -55,7 +55,7 @@ def read_by_checkpoint(path):
 
 
 def mount_of(folder, **options):
-    """A mount whose attributes the kernel believes for a minute."""
+    """Makes a mount whose attributes the kernel caches for a minute."""
     return real.slow_fuse(folder, folder.parent / "slow", attributes_hold_ms=60_000, **options)
 
 
@@ -108,7 +108,7 @@ def slice_of(file):
     ids=["tensor", "slice", "slice, torch"],
 )
 def test_no_view_shows_zeros_for_what_was_cut(folder, framework, get):
-    """In the page of its new end are zeros, without a signal, and nothing but stat(2) has the kernel ask."""
+    """The last page has zeros beyond the new end, without a signal, and only stat(2) makes the kernel ask."""
     size_bytes = (folder / "model.safetensors").stat().st_size
     cut_bytes = size_bytes // 2 // 4096 * 4096 + 100
     behind_the_cut = cut_bytes + 10 - size_bytes
@@ -116,7 +116,7 @@ def test_no_view_shows_zeros_for_what_was_cut(folder, framework, get):
         file = safe_open(slow.path / "model.safetensors", framework, ahead=False)
         assert int(get(file)[0, 0]) == 1
         os.truncate(folder / "model.safetensors", cut_bytes)
-        time.sleep(1.1)  # it is asked about once a second at most
+        time.sleep(1.1)  # the kernel asks at most about once a second
         with pytest.raises((FileChangedError, MappedReadError), match="truncated"):
             print(get(file).reshape(-1)[behind_the_cut])
         file.close()

@@ -34,7 +34,7 @@ MIB = 1 << 20
 STRATEGIES = ["auto", "mapped", "pread", "direct"]
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
-# Names whose order as text, as numbers and in the files differ.
+# The alphabetic order of these names, their numeric order and their order in the files all differ.
 SHARDS = [
     {"model.layers.10.w": (3000, 700), "model.layers.2.w": (500, 1024), "model.layers.2.b": (11,)},
     {"model.embed": (4, 5), "lm_head": (0, 7), "model.layers.0.w": (1024, 513), "scalar": ()},
@@ -82,7 +82,7 @@ def test_a_stream_has_every_tensor_in_the_order_of_the_files(folder, everything,
         for name, array in found:
             equal(array, everything[name])
     gc.collect()
-    # Arrays outlive the checkpoint.
+    # Arrays outlive their checkpoint.
     for name, array in found:
         equal(array, everything[name])
 
@@ -183,7 +183,7 @@ def test_misaligned_tensors_are_aligned_copies(tmp_path):
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "ahead"])
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_arrays_are_read_only_whatever_is_cached(folder, everything, strategy, is_cached):
-    """Code that ignores the flag, as torch does, writes to memory of the process and not to the file."""
+    """Code that ignores the flag, such as torch, writes to the process's memory and not to the file."""
     weights = open_checkpoint(folder)
     if is_cached:
         for array in weights.values():
@@ -201,7 +201,7 @@ def test_arrays_are_read_only_whatever_is_cached(folder, everything, strategy, i
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "ahead"])
 def test_copies_are_the_callers(folder, everything, strategy, tmp_path):
-    """Whatever becomes of their file later."""
+    """Copies do not depend on their file."""
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     weights = open_checkpoint(tmp_path)
     plan = dict.fromkeys(everything, None) | {"model.layers.0.w": np.s_[3:500, ::2]}
@@ -232,7 +232,7 @@ def test_auto_takes_views_of_what_is_cached_and_reads_what_is_not(folder):
     assert views(weights) == {True}
     weights.close()
     del array, weights
-    gc.collect()  # pages that are mapped stay in the cache
+    gc.collect()  # mapped pages stay in the cache
     evict(folder)
     assert views(open_checkpoint(folder)) == {False}
     assert views(open_checkpoint(folder, mmap_mode="read")) == {False}
@@ -257,7 +257,7 @@ def test_requests_are_as_large_as_the_mount_allows(tmp_path, options, expected_b
         for number, (_, array) in enumerate(weights.stream()):
             assert array.sum() == number * 16 * MIB
     assert slow.counts["largest_request_bytes"] == expected_bytes
-    # The first tensor comes in requests of 256 KiB, which the threads share.
+    # The threads share the first tensor, which comes in requests of 256 KiB.
     assert slow.counts["read_requests"] <= 64 + 1.1 * 48 * MIB / expected_bytes + 16
 
 
@@ -321,7 +321,7 @@ def test_the_lead_stays_within_the_budget_until_the_consumer_goes_on(tmp_path):
         assert threads_rest()
         stream.close()
         weights.close()
-    # Four tensors and the header.
+    # The limit covers four tensors and the header.
     assert slow.counts["read_bytes"] <= 4 * MIB + 64 * 1024
 
 
@@ -337,7 +337,7 @@ def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
     source.mkdir()
     tensors = {f"t{number:02}": np.full(MIB, number, "u1") for number in range(64)}
     safetensors.numpy.save_file(tensors, source / "model.safetensors")
-    # Cached FUSE allows 12 of the kernel's own requests (max_background).
+    # Cached FUSE allows 12 requests of the kernel at a time (max_background).
     gather = 24 if direct else 10
     with real.slow_fuse(source, tmp_path / "slow", direct_io=direct, gather=gather) as slow:
         with open_checkpoint(slow.path / "model.safetensors") as weights:
@@ -366,7 +366,7 @@ def test_slices_read_only_what_they_need(tmp_path):
 
 @pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
 def test_columns_on_a_slow_mount_are_read_with_the_gaps_between_them(tmp_path, direct):
-    """A request takes as long as the bytes of many gaps."""
+    """One request takes as long as reading many gaps."""
     source = tmp_path / "source"
     source.mkdir()
     matrix = np.arange(2048 * 2048, dtype="<u4").reshape(2048, 2048)
@@ -379,7 +379,7 @@ def test_columns_on_a_slow_mount_are_read_with_the_gaps_between_them(tmp_path, d
         equal(found, matrix[:, 512:768])
         found = weights.read("t", np.s_[:, 1024:1280])
         equal(found, matrix[:, 1024:1280])
-    # 2,048 runs of 1 KiB each time. All of the matrix takes 128 requests.
+    # Each slice has 2,048 runs of 1 KiB. The whole matrix takes 128 requests.
     assert slow.counts["read_requests"] <= 4 * 128
     assert slow.counts["read_bytes"] <= 2 * matrix.nbytes * 1.05
 
@@ -423,7 +423,7 @@ def test_a_file_that_was_rewritten_is_an_error(tmp_path):
 @pytest.mark.parametrize("strategy", ["auto", "mapped", "ahead"])
 @pytest.mark.parametrize("number", [0, 1, 5])
 def test_a_file_that_is_rewritten_while_views_of_it_come_is_an_error(tmp_path, strategy, number):
-    """Also during the last tensor: the consumer may have computed with bytes of the new file."""
+    """This includes the last tensor: the program may have computed with bytes of the new file."""
     path = tmp_path / "model.safetensors"
     old, new = ({f"t{each}": np.full(MIB, byte, "u1") for each in range(6)} for byte in (1, 2))
     safetensors.numpy.save_file(old, path)
@@ -460,7 +460,7 @@ def test_single_elements_that_are_smaller_than_a_byte_are_arrays(tmp_path, strat
 
 
 def test_limits_hold_before_the_first_tensor(tmp_path):
-    """A trial of the mount would need threads and memory of its own."""
+    """A trial of the mount would need extra threads and memory."""
     source = tmp_path / "source"
     source.mkdir()
     sparse_checkpoint(source / "model.safetensors", tensors=130, tensor_bytes=16 * MIB)
@@ -489,7 +489,7 @@ def test_a_mount_is_tried_with_pieces_of_several_small_tensors(tmp_path):
 @pytest.mark.parametrize("strategy", ["pread", "direct", "auto"])
 @pytest.mark.parametrize("direct_io", [False, True], ids=["cached", "direct_io"])
 def test_no_tensor_is_torn_though_the_kernel_does_not_know_yet(tmp_path, direct_io, strategy):
-    """The kernel caches attributes of a file for a second."""
+    """The kernel caches the attributes of a file for a second."""
     source = tmp_path / "source"
     source.mkdir()
     old, new = ({f"t{number:02}": np.full(MIB, byte, "u1") for number in range(24)} for byte in (1, 2))
@@ -589,7 +589,7 @@ def mebibyte_tensors(path, count):
 
 
 def sparse_checkpoint(path, *, tensors, tensor_bytes):
-    """Writes a file of zeros that takes no space."""
+    """Writes a file of zeros that takes no disk space."""
     entries = {
         f"t{number:02}": entry("U8", [tensor_bytes], number * tensor_bytes, (number + 1) * tensor_bytes)
         for number in range(tensors)
@@ -630,7 +630,7 @@ def test_ahead_needs_the_page_cache(tmp_path):
 def test_the_explanation_has_facts_decision_and_reasons(tmp_path, monkeypatch, direct):
     source = tmp_path / "source"
     source.mkdir()
-    # Each tensor is too small to time requests with.
+    # A single tensor is too small to time requests with.
     tensors = {f"t{number:02}": np.zeros(MIB // 2, "u1") for number in range(16)}
     safetensors.numpy.save_file({**tensors, "u": np.zeros(3)}, source / "model.safetensors")
     evict(source)
@@ -654,7 +654,7 @@ def test_the_explanation_has_facts_decision_and_reasons(tmp_path, monkeypatch, d
     assert "16 reads of 128 KiB side by side past the page cache: " in text
     taken = '"pread": reads of' if direct else '"ahead": byte '
     assert f'stream(strategy="auto") takes {taken}' in text
-    # The file's header, 17 requests, and pages that were looked at.
+    # The limit covers the file's header, 17 requests, and the sampled pages.
     assert slow.counts["read_bytes"] <= 6 * MIB
 
 
@@ -709,7 +709,7 @@ def test_the_page_cache_stays_as_it_was(tmp_path, tensors, options, mmap_mode):
     for shard in tensors:
         for name, array in shard.items():
             equal(found[name], array[plan[name]] if plan[name] else array)
-    # Headers are read as usual, and the kernel reads ahead of them.
+    # Headers are read as usual, with the kernel's read-ahead.
     assert resident_bytes(tmp_path) <= 512 * 1024
     stored = sum(array.nbytes for shard in tensors for array in shard.values())
 
@@ -786,12 +786,12 @@ def test_direct_reads_ask_for_whole_pages_once(tmp_path):
 
 
 def test_auto_goes_past_a_page_cache_that_is_much_slower(tmp_path):
-    """The kernel fills the cache in requests of 128 KiB, and the daemon accepts twelve at a time."""
+    """The kernel fills the cache in requests of 128 KiB, and the daemon accepts twelve of them at a time."""
     source = tmp_path / "source"
     source.mkdir()
     sparse_checkpoint(source / "model.safetensors", tensors=16, tensor_bytes=128 * MIB)
-    # Direct reads all wait at the same time and take a seventh of the time. On a busy machine a trial can
-    # still measure a smaller advantage: then another process tries again.
+    # All direct reads wait at the same time and take a seventh of the time. On a busy machine, a trial may
+    # still measure a smaller advantage. The test then tries again in another process.
     for _ in range(20):
         with real.slow_fuse(source, tmp_path / "slow", delay_ms=60, background=12) as slow:
             printed = json.loads(output_of(PROGRAMS / "weights_streaming/chosen.py", slow.path))
@@ -812,7 +812,7 @@ def test_a_mount_that_is_too_slow_to_be_tried_is_tried_once(tmp_path):
         assert printed["first"][0] == printed["second"][0] == "pread"
         assert "reads of 64 MiB side by side take more than 2s" in printed["second"][1]
         assert printed["limited"][1] != printed["second"][1]
-    # Twice would be 128 MiB.
+    # Reading everything twice would take 128 MiB.
     assert slow.counts["read_bytes"] <= 100 * MIB
 
 
@@ -848,7 +848,7 @@ def test_a_stream_has_the_length_of_its_plan(folder, everything):
         assert len(stream) == len(everything) == len(weights)
         name, _ = next(stream)
         assert name == next(iter(weights))
-        assert len(stream) == len(everything)  # of the plan, as a progress bar wants it
+        assert len(stream) == len(everything)  # the length of the plan, for progress bars
         assert [name for name, _ in stream] == [*weights][1:]
     assert len(weights.stream(["scalar"])) == 1
     empty = weights.stream([])
@@ -857,4 +857,4 @@ def test_a_stream_has_the_length_of_its_plan(folder, everything):
 
     with weights.stream(strategy="pread") as stream:
         next(stream)
-    assert [*stream] == []  # closed by the block
+    assert [*stream] == []  # the block has closed the stream

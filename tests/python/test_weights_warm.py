@@ -1,4 +1,4 @@
-"""`Checkpoint.warm`: tensors are read before anybody asks for them, and each byte once."""
+"""`Checkpoint.warm`: tensors are read before any request for them, and each byte once."""
 
 import contextlib
 import errno
@@ -39,7 +39,7 @@ TENSORS = 48
 WHOLE = TENSORS * MIB
 # Room for the whole file.
 AMPLE = 2 * WHOLE
-# Room for eight tensors, whose memory begins where a page does.
+# Room for eight tensors, whose memory is page-aligned.
 LITTLE = 8 * (MIB + 4096)
 
 both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
@@ -47,7 +47,7 @@ both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "d
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A file whose data are in the order of the names."""
+    """Returns a file whose data follow the order of the names."""
     folder = tmp_path_factory.mktemp("warm")
     tensors = {f"t{number:02}": np.full((1024, 1024), number, "u1") for number in range(TENSORS)}
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
@@ -76,7 +76,7 @@ def slow_weights(source, tmp_path, *, ahead=None, mmap_mode=None, **options):
 
 
 def is_right(name, array):
-    """Looks at all elements, so that all of them are read."""
+    """Returns whether every element is right, which reads them all."""
     return array.min() == array.max() == int(name[1:])
 
 
@@ -150,7 +150,7 @@ def test_what_was_read_is_not_read_again(source, tmp_path, use, direct):
         lead = weights.warm(memory_bytes=AMPLE)
         assert lead.wait()
         assert lead.fraction == 1.0
-        assert 0.99 * WHOLE <= lead.bytes_read <= WHOLE  # tensors share pages
+        assert 0.99 * WHOLE <= lead.bytes_read <= WHOLE  # neighbouring tensors share pages
         use(weights)
     assert slow.counts["most_in_flight"] >= 10
     assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
@@ -163,7 +163,7 @@ def test_what_is_being_read_is_not_read_twice(source, tmp_path, use, direct):
         weights.warm(memory_bytes=AMPLE)
         use(weights)
     assert slow.counts["most_in_flight"] >= 10
-    # If a page fault and a reader request the same pages, the kernel may read ahead of both.
+    # If a page fault and a reader request the same pages, the kernel may read ahead for both of them.
     assert WHOLE <= slow.counts["read_bytes"] <= (1.02 if direct else 1.1) * WHOLE
 
 
@@ -171,7 +171,7 @@ def test_what_is_being_read_is_not_read_twice(source, tmp_path, use, direct):
 def test_the_variable_limits_the_threads_of_a_lead(source, tmp_path, monkeypatch, direct):
     monkeypatch.setenv("PAGESTREAM_THREADS", "3")
 
-    # The kind of lead without work has one thread, which ends at once.
+    # A lead without work has one thread, which ends at once.
     kinds = ("pagestream-warm", "pagestream-read")
 
     with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
@@ -187,7 +187,7 @@ def test_the_variable_limits_the_threads_of_a_lead(source, tmp_path, monkeypatch
                 numbers = [{number for number, name in each.items() if name == kind} for each in seen]
                 most = max(most, len(numbers[-1]))
                 stayed = max(stayed, len(set.intersection(*numbers)) if len(seen) == seen.maxlen else 0)
-        # A thread stays visible for a moment after its end, beside its successor.
+        # A finished thread stays visible for a moment, next to its successor.
         assert most >= 3 >= stayed > 0
 
 
@@ -229,7 +229,7 @@ def test_small_tensors_in_any_order_and_twice(tmp_path):
             np.testing.assert_array_equal(weights[name], tensors[name])
         assert lead.wait()
         assert repr(lead) == f"<Warming {8 * MIB:,} of {8 * MIB:,} bytes, done>"
-    assert slow.counts["read_bytes"] > 8 * MIB  # by page faults, for the second use
+    assert slow.counts["read_bytes"] > 8 * MIB  # page faults read them for the second use
 
 
 def test_small_neighbours_share_memory_and_each_is_taken_once(tmp_path):
@@ -247,7 +247,7 @@ def test_small_neighbours_share_memory_and_each_is_taken_once(tmp_path):
 
 
 def test_a_lead_into_the_page_cache_needs_no_other_one(source, tmp_path, monkeypatch):
-    # With many threads, many earlier requests would come before the urgent tensor.
+    # With many threads, many earlier requests would precede the urgent tensor.
     monkeypatch.setenv("PAGESTREAM_THREADS", "4")
     with slow_weights(source, tmp_path, delay_ms=0) as (slow, weights):
         slow.gate.hold(6 * MIB, 46 * MIB)
@@ -255,7 +255,7 @@ def test_a_lead_into_the_page_cache_needs_no_other_one(source, tmp_path, monkeyp
         assert one_by_one(weights, ["t00", "t01", "t02", "t03"])
         assert lead.wait(0) is False
         assert "pagestream-lead" not in thread_names()
-        assert is_right("t47", weights["t47"])  # is read next
+        assert is_right("t47", weights["t47"])  # this tensor is read next
         assert lead.wait(0) is False
         slow.gate.open()
 
@@ -283,7 +283,7 @@ def test_a_lead_in_memory_needs_little_more_than_its_limit(source, tmp_path):
     with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
         path = slow.path / "model.safetensors"
         most_kib = int(output_of(PROGRAMS / "weights_warm" / "memory.py", path, LITTLE))
-    # The lead, the tensor in use, the next tensor, and small allocations.
+    # The limit covers the lead, the tensor in use, the next tensor, and small allocations.
     assert 7 * MIB <= most_kib * 1024 <= (8 + 2 + 6) * MIB
 
 
@@ -302,12 +302,12 @@ def test_a_plan_is_read_and_nothing_else(source, tmp_path, plan, direct):
         lead = weights.warm(plans[plan], memory_bytes=AMPLE)
         assert lead.wait()
         assert lead.fraction == 1.0
-        assert 0.99 * needed <= lead.bytes_read <= needed  # tensors share pages
+        assert 0.99 * needed <= lead.bytes_read <= needed  # neighbouring tensors share pages
         for name in chosen[:5]:
             assert is_right(name, weights[name] if plan == "names" else weights.read(name, rows))
         rest = chosen[5:] if plan == "names" else dict.fromkeys(chosen[5:], rows)
         assert all(is_right(name, array) for name, array in weights.stream(rest))
-    # The header, page ends, and on the cached mount the pages that `stream` samples.
+    # The limit covers the header, page ends, and on the cached mount the pages that `stream` samples.
     assert needed <= slow.counts["read_bytes"] <= 1.1 * needed + MIB
 
 
@@ -317,18 +317,18 @@ def test_columns_are_read_ahead(source, tmp_path):
         assert weights.warm(plan).wait()
         for name, part in plan.items():
             assert is_right(name, weights.read(name, part))
-    # Gaps of 512 bytes are read, too.
+    # The gaps of 512 bytes are read too.
     assert slow.counts["read_bytes"] <= 4 * MIB + 65536
 
 
 def test_what_lies_between_columns_is_part_of_the_limit(source, tmp_path):
-    """Each thread that reads columns needs 1 MiB for it, and half of the limit is for that."""
+    """Each thread that reads columns needs 1 MiB for the gaps, and half of the limit is reserved for them."""
     with slow_weights(source, tmp_path, direct_io=True) as (slow, weights):
         plan = dict.fromkeys(weights, np.s_[:, 512:])
         weights.warm(plan, memory_bytes=8 * MIB)
         for name, part in plan.items():
             assert is_right(name, weights.read(name, part))
-    assert slow.counts["most_in_flight"] <= 5  # one of them for the tensor that is awaited
+    assert slow.counts["most_in_flight"] <= 5  # one of these is for the awaited tensor
 
 
 @both_mounts
@@ -340,7 +340,7 @@ def test_a_tensor_outside_of_the_plan_leaves_the_lead_alone(source, tmp_path, di
         assert lead.wait()
         assert lead.fraction == 1.0
         assert one_by_one(weights, names)
-    # On the cached mount nothing that was read is dropped. On the other, eight tensors are used twice.
+    # On the cached mount, no page that was read is dropped. On the other mount, eight tensors are used twice.
     twice = 8 * MIB if direct else 0
     assert slow.counts["read_bytes"] <= 1.06 * WHOLE + twice
 
@@ -360,7 +360,7 @@ def test_a_stream_goes_the_way_of_the_lead(source, tmp_path):
         weights.warm(memory_bytes=AMPLE)
         assert re.search(r'takes "ahead": .* where the lead of warm\(\) reads as well', weights.explain())
         assert not any(array.flags.writeable for _, array in weights.stream())
-    # `explain` times some requests.
+    # `explain` times a few requests.
     assert slow.counts["read_bytes"] <= 1.04 * WHOLE + 6 * MIB
 
 
@@ -422,7 +422,7 @@ def test_pages_of_a_local_file_are_there_for_others(source):
         again = weights.warm()
         assert again.wait()
         assert again.fraction == 1.0
-        # Pages of the first forty may have left meanwhile, but not a tenth of them.
+        # Meanwhile the kernel may have dropped pages of the first forty tensors, but not a tenth of them.
         assert 8 * MIB - 8192 <= again.bytes_read <= 12 * MIB
         assert not next(weights.stream(["t05"]))[1].flags.owndata
 
@@ -442,7 +442,7 @@ def test_a_control_group_keeps_what_was_read(source):
     program, path = PROGRAMS / "weights_warm" / "limited.py", source / "model.safetensors"
     with memory_limit(80 * MIB) as start:
         read, resident, handle = output_of(program, path, wrapper=start).split(maxsplit=2)
-    # Half of the memory that is free within the limit.
+    # The lead takes half of the free memory within the limit.
     assert 8 * MIB <= int(read) <= 40 * MIB
     assert int(resident) >= 0.95 * int(read)
     assert handle.endswith(", full>")
@@ -450,7 +450,7 @@ def test_a_control_group_keeps_what_was_read(source):
 
 @both_mounts
 def test_cancelling_stops_the_lead_and_keeps_what_was_read(source, tmp_path, monkeypatch, direct):
-    # The eight threads wait at the gate, so that none is free to begin another tensor.
+    # All eight threads wait at the gate, so no thread is free to begin another tensor.
     monkeypatch.setenv("PAGESTREAM_THREADS", "8")
     with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
         slow.gate.hold(4 * MIB)
@@ -562,7 +562,7 @@ def test_a_stream_reads_what_a_cancelled_lead_did_not(source, tmp_path):
     with slow_weights(source, tmp_path, direct_io=True, delay_ms=0) as (slow, weights):
         slow.gate.hold(64 << 10)
         lead = weights.warm(memory_bytes=LITTLE)
-        # No request: it comes while the lead has only begun to read.
+        # The first tensor takes no request: it arrives while the lead has only begun to read.
         plan = {"t47": np.s_[:0], **dict.fromkeys(list(weights)[:40])}
         stream = weights.stream(plan, order="plan", strategy="pread")
         assert next(stream)[1].size == 0
@@ -586,7 +586,7 @@ def test_a_child_of_a_fork_reads_by_itself(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
         path = slow.path / "model.safetensors"
         found = output_of(PROGRAMS / "weights_warm" / "forked.py", path)
-        # The parent has used the first tensor before.
+        # The parent has already used the first tensor.
         assert found == f"told\n{TENSORS} {TENSORS}\n{TENSORS} True"
 
 
@@ -613,7 +613,7 @@ def test_a_program_may_end_in_the_middle(source, tmp_path, direct):
         program = PROGRAMS / "weights_warm" / "left.py"
         with start_python(program, slow.path / "model.safetensors") as process:
             assert process.stdout.readline() == "True\n"
-            # The process is there until its reads are answered.
+            # The process exists until its reads are answered.
             assert until(lambda: has_left(process))
             slow.gate.open()
         assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""The written pages of a dropped tensor are freed."""
+"""Written pages are freed when their tensor is dropped."""
 
 import os
 import random
@@ -19,7 +19,7 @@ from support.mappings import place_in_file, written_bytes_of
 MIB = 1 << 20
 LARGE = 8 * MIB
 PAGE = os.sysconf("SC_PAGE_SIZE")
-# No large tensor begins or ends with a page, and each has a small one in the page at its edge.
+# No large tensor begins or ends on a page boundary. Each shares the page at its edge with a small tensor.
 SIZES = {
     "a": LARGE + 1000,
     "b": 77,
@@ -52,7 +52,7 @@ def test_a_conversion_of_one_tensor_after_the_other_needs_memory_for_one(path, c
             tensor = file.get_tensor(name)
             tensor += 1
             assert np.array_equal(np.asarray(tensor), contents[name] + 1)
-            assert written_bytes_of(path) <= size + LARGE - 1 + 8 * PAGE  # f is small, and stays
+            assert written_bytes_of(path) <= size + LARGE - 1 + 8 * PAGE  # f is small, and its pages stay
             del tensor
         assert written_bytes_of(path) <= LARGE - 1 + 8 * PAGE
 
@@ -66,7 +66,7 @@ def test_so_does_a_conversion_of_a_dict_that_is_emptied(path, contents):
     for name in SIZES_LARGE:
         part = tensors.pop(name)[LARGE // 2 :]
         assert torch.equal(part, torch.from_numpy(contents[name][LARGE // 2 :] + 1))
-        assert held - written_bytes_of(path) <= 2 * PAGE  # the part is in use
+        assert held - written_bytes_of(path) <= 2 * PAGE  # the part is still in use
         del part
         assert written_bytes_of(path) <= held - SIZES[name] + 2 * PAGE
         held = written_bytes_of(path)
@@ -112,7 +112,7 @@ def test_a_part_of_two_mebibytes_frees_written_pages_and_a_few_rows_do_not(path)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tensors_are_as_if_each_name_had_memory_of_its_own(path, contents, seed):
-    """Torch tensors and parts of them come, are written, and go, in any order."""
+    """The test creates torch tensors and parts of them, writes to them and drops them, in any order."""
     choose = random.Random(seed)
     now = {name: torch.from_numpy(content.copy()) for name, content in contents.items()}
     held = {name: [] for name in SIZES}
@@ -130,7 +130,7 @@ def test_tensors_are_as_if_each_name_had_memory_of_its_own(path, contents, seed)
                 start, tensor = choose.choice(tensors)
                 tensor[:] = value = choose.randrange(256)
                 now[name][start:] = value
-                del tensor  # else it is one more user
+                del tensor  # it would count as another user
             elif tensors:
                 tensors.pop(choose.randrange(len(tensors)))
                 if not tensors and name in SIZES_LARGE:
@@ -157,7 +157,7 @@ def test_a_forked_child_gives_back_its_own_pages_alone(path, contents):
 
 
 def test_threads_never_lose_what_they_have_just_written(path, contents):
-    """Several threads get the tensor, write to their part and drop it, all at the same time."""
+    """Several threads get the tensor, write to their part and drop it at the same time."""
     with safe_open(path, "pt") as file:
         wrong, step = [], SIZES["e"] // 4
 
@@ -193,7 +193,7 @@ def test_read_only_arrays_do_not_outlive_what_others_wrote(path, contents):
 
 
 def test_pages_stay_where_the_file_was_truncated(path):
-    """The tensor's edges cannot be read any more, so its pages stay as they are."""
+    """The tensor's edges can no longer be read, so its pages stay as they are."""
     with safe_open(path, "np") as file:
         array = file.get_tensor("a")
         array += 1

@@ -1,4 +1,4 @@
-"""Words that users type: those of the type hints are those of the core, and a refusal lists them."""
+"""The option words of type hints equal the words of the core, and refusals list them."""
 
 from typing import get_args
 
@@ -26,7 +26,7 @@ HINTS = {
     "TARGETS": options.Target,
 }
 
-# Those of a variable of the environment, and names of types, of which NumPy knows more.
+# These are words of an environment variable, and type names, of which NumPy knows more.
 WITHOUT_HINT = {"FAULT_GUARDS", "TOKEN_DTYPES"}
 
 
