@@ -1,4 +1,4 @@
-/* Runs the aarch64 copy routine, with a handler like ours, against memory that ends in unreadable pages.
+/* Runs the aarch64 copy routine, with a handler like ours, on memory that ends in unreadable pages.
  * tests/python/test_copy_aarch64.py compiles it and runs it under qemu. */
 #define _GNU_SOURCE
 #include <assert.h>
@@ -27,7 +27,7 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
     faults++;
 }
 
-/* Copies `length` bytes from `offset`, of which those before PAGE can be read. */
+/* Copies `length` bytes from `offset`. Only the bytes before PAGE are readable. */
 static void check(unsigned char *source, int offset, int length, int shift) {
     memset(out, GUARD, sizeof out);
     int left = (int)pagestream_copy_plain(out + shift, source + offset, length);

@@ -1,8 +1,8 @@
-// Makes one large allocation fail. To be preloaded:
+// Makes one large allocation fail. Preload it:
 //
 //     cc -shared -fPIC -o failing_malloc.so failing_malloc.c && LD_PRELOAD=./failing_malloc.so program
 //
-// `fail_large(n)` lets the n-th allocation of at least LARGE_BYTES from now on fail, in whichever thread.
+// `fail_large(n)` makes the n-th later allocation of at least LARGE_BYTES fail, in any thread.
 // `large_failed()` returns whether that has happened.
 
 #define _GNU_SOURCE
@@ -30,7 +30,7 @@ static int fails(size_t bytes) {
     return 1;
 }
 
-// glibc's own names: dlsym(3) allocates, so looking the next functions up by it would recurse.
+// These are glibc's own names. dlsym(3) allocates, so a lookup of the next functions would recurse.
 extern void *__libc_malloc(size_t);
 extern void *__libc_calloc(size_t, size_t);
 extern void *__libc_realloc(void *, size_t);
@@ -42,7 +42,7 @@ void *calloc(size_t count, size_t bytes) {
     return count && bytes <= (size_t)-1 / count && fails(count * bytes) ? NULL : __libc_calloc(count, bytes);
 }
 
-// Shrinking does not fail: glibc does it in place.
+// Shrinking never fails, because glibc does it in place.
 void *realloc(void *old, size_t bytes) {
     return bytes > malloc_usable_size(old) && fails(bytes) ? NULL : __libc_realloc(old, bytes);
 }

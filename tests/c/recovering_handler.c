@@ -1,4 +1,4 @@
-// A library that recovers from bus errors in a mapping of its own by siglongjmp(3), as Firefox and libtorrent do.
+// A library that recovers from bus errors in its own mapping by siglongjmp(3), like Firefox and libtorrent.
 #define _GNU_SOURCE
 #include <alloca.h>
 #include <fcntl.h>
@@ -37,7 +37,7 @@ int prepare(const char *path) {
   return ftruncate(descriptor, 0);
 }
 
-// Reads what the file no longer has, `depth` bytes down the stack. 1: recovered.
+// Reads truncated bytes of the file, `depth` bytes down the stack. Returns 1 after a recovery.
 int touch(size_t depth) {
   volatile char *below = alloca(depth + 1);
   below[0] = 1;

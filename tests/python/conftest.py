@@ -17,7 +17,7 @@ from support import real
 
 TOKENS = np.arange(4096, dtype="u2")
 
-# Each run tries the same examples, however long one takes. `--hypothesis-profile default` tries others.
+# All runs try the same examples, even if an example takes long. `--hypothesis-profile default` draws others.
 hypothesis.settings.register_profile(
     "same examples",
     derandomize=True,
@@ -27,16 +27,16 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("same examples")
 
-# Workers share the processors, and threads of these libraries spin while they wait for each other.
+# Test processes share the processors, and waiting threads of these libraries would spin.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-# A shell without job control makes background processes ignore Ctrl-C. Tests send it to programs.
+# A shell without job control starts background processes with Ctrl-C ignored, but tests send it to programs.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that take minutes. They come first, so that the processes that share the tests end at the same time.
+# These files take minutes. They come first, so that the test processes finish at about the same time.
 LONG = (
     "test_weights_memory.py",
     "test_costs.py",
@@ -45,11 +45,11 @@ LONG = (
     "test_packaging.py",
     "test_torch_ranks.py",
 )
-# It waits for the guest that was booted before the first test, and so comes last.
+# This file waits for the guest, which boots before the first test. It therefore comes last.
 LAST = "test_nfs.py"
 
 
-# With `--quick` these are left out.
+# `--quick` leaves these out.
 LONG_MARKS = {"demo", "frameworks", "slow", "stress"}
 IMPORTS_FRAMEWORK = re.compile(
     r"^(import|from) ([\w.]*\btorch\b|transformers|support\.(late_device|ranks|torch_tensors))", re.MULTILINE
@@ -63,7 +63,7 @@ def pytest_addoption(parser):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """With `--quick` a file that imports torch is not even imported: torch need not be installed."""
+    """`--quick` does not even import files that import torch, so it works without torch."""
     if config.option.quick and collection_path.suffix == ".py":
         return IMPORTS_FRAMEWORK.search(collection_path.read_text()) is not None or None
     return None
@@ -79,10 +79,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 def freeze():
-    """Hides all present objects from the garbage collector.
+    """Hides all existing objects from the garbage collector.
 
-    A test that collects garbage would walk through every one of them. With all tests and several frameworks
-    loaded, one collection takes 0.5 s or more.
+    A collection in a test would otherwise traverse all of them. After many tests with several frameworks, one
+    collection takes 0.5 s or more.
     """
     gc.collect()
     gc.freeze()
@@ -90,18 +90,18 @@ def freeze():
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Freezes again after the last test of each file, which may have imported a framework."""
+    """Freezes again after the last test of each file, because the file may have imported a framework."""
     if nextitem is None or nextitem.path != item.path:
         freeze()
 
 
 def pytest_unconfigure():
-    """Lets Python collect the objects at its end: nanobind's modules would report them as leaks."""
+    """Lets Python collect the objects at exit. nanobind's modules would otherwise report them as leaks."""
     gc.unfreeze()
 
 
 def pytest_collection_finish(session):
-    """Boots the guest before the first test: its checks run for minutes, mostly waiting."""
+    """Boots the guest before the first test, because its checks take minutes and mostly wait."""
     freeze()
     is_worker = hasattr(session.config, "workerinput")
     if not is_worker and not session.config.option.collectonly:
@@ -110,7 +110,7 @@ def pytest_collection_finish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """With pytest-xdist the controller boots the guest, and tells each worker where it is."""
+    """Under pytest-xdist, the controller boots the guest and tells each worker its folder."""
     from support import nfs_guest
 
     node.workerinput["guest_folder"] = str(nfs_guest.folder_of(node.config))
@@ -130,7 +130,7 @@ def _boot_if_needed(config, ids):
 
 @pytest.fixture
 def token_file(tmp_path):
-    """4096 tokens, each its own position."""
+    """Returns a file of 4096 tokens. Each token equals its position."""
     path = tmp_path / "tokens.bin"
     TOKENS.tofile(path)
     return path
@@ -138,7 +138,7 @@ def token_file(tmp_path):
 
 @pytest.fixture
 def big_file(tmp_path):
-    """16 MiB. Each 8 bytes hold their own number."""
+    """Returns a file of 16 MiB in which each 8 bytes hold their own number."""
     path = tmp_path / "big.bin"
     np.arange(2 << 20, dtype="u8").tofile(path)
     return path
@@ -146,7 +146,7 @@ def big_file(tmp_path):
 
 @pytest.fixture
 def direct_mount(tmp_path):
-    """A FUSE mount with direct_io over `tmp_path / "source"`: MAP_SHARED is refused with ENODEV."""
+    """Yields a FUSE mount of `tmp_path / "source"` with direct_io, which refuses MAP_SHARED with ENODEV."""
     source = tmp_path / "source"
     source.mkdir()
     with real.bindfs(source, tmp_path / "direct", "direct_io") as mount:
@@ -155,7 +155,7 @@ def direct_mount(tmp_path):
 
 @pytest.fixture
 def cached_mount(tmp_path):
-    """A FUSE mount with a page cache over `tmp_path / "source"`."""
+    """Yields a FUSE mount of `tmp_path / "source"` with a page cache."""
     source = tmp_path / "source"
     source.mkdir()
     with real.bindfs(source, tmp_path / "cached") as mount:
@@ -164,7 +164,7 @@ def cached_mount(tmp_path):
 
 @pytest.fixture
 def sftp_mount(tmp_path):
-    """sshfs over `tmp_path / "source"`."""
+    """Yields an sshfs mount of `tmp_path / "source"`."""
     source = tmp_path / "source"
     source.mkdir()
     with real.sshfs(source, tmp_path / "sftp") as mount:

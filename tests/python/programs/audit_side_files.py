@@ -1,6 +1,6 @@
 """Prints the files that audit hooks see when corpora are opened: FOLDER REFUSED.
 
-A file whose name ends in REFUSED is refused; then the files that are open all the same are printed.
+Refuses a file whose name ends in REFUSED, and then prints the files that are open nevertheless.
 """
 
 import os

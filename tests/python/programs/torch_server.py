@@ -19,7 +19,7 @@ import sys
 import threading
 import types
 
-import numpy  # noqa: F401 - for the children, as is all below
+import numpy  # noqa: F401 - for the children, like all imports below
 import torch
 import torch.distributed.checkpoint
 import torch.distributed.checkpoint.quantized_hf_storage
@@ -29,7 +29,7 @@ import torch.utils.data
 
 
 def next_program(requests):
-    """Forks children. Returns, in each of them, what it is to run."""
+    """Forks children. Returns, in each child, the program to run."""
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
     while True:
@@ -66,7 +66,7 @@ def next_program(requests):
 
 
 def become(program):
-    """Makes this process what it would be if Python had been started with a program. Returns its code."""
+    """Makes this process look as if Python had just started a program. Returns the program's code."""
     if program["new_session"]:
         os.setsid()
     os.chdir(program["folder"])
@@ -91,7 +91,7 @@ def become(program):
 
 
 def run_with_brief_end(code, names):
-    """Runs a program. An exception is left to Python."""
+    """Runs a program. Python handles its exceptions."""
     status = 0
     try:
         exec(code, names)
@@ -111,9 +111,9 @@ def run_with_brief_end(code, names):
 
 has_brief_ends = sys.argv[2:] == ["brief"]
 if has_brief_ends:
-    # Optimizers and distributed tensors import it for a second. Its Triton complains at a whole end.
+    # Optimizers and distributed tensors import this, which takes a second. Triton complains at a normal exit.
     import torch._dynamo
-# What is there now is for ever: children do not copy it to count it.
+# The present objects live forever. Without this, reference counts in children would copy their pages.
 gc.collect()
 gc.freeze()
 program = become(next_program(socket.socket(fileno=int(sys.argv[1]))))

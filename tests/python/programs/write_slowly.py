@@ -1,4 +1,4 @@
-"""Writes tokens, and waits in the middle until its standard input ends: PATH FORMAT."""
+"""Writes tokens, and waits halfway until its standard input ends: PATH FORMAT."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Checkpoints of several files, and the layout of the Hugging Face cache."""
+"""Checkpoints with several files, and the layout of the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def shard_name(number, count):
 
 
 def write_shards(folder, shards):
-    """Writes each ``{file: {tensor: array}}``."""
+    """Writes the files of a mapping ``{file: {tensor: array}}``."""
     os.makedirs(folder, exist_ok=True)
     for file, tensors in shards.items():
         path = os.path.join(folder, file)
@@ -26,7 +26,7 @@ def write_shards(folder, shards):
 
 
 def write_index(folder, weight_map, name=INDEX, **others):
-    """Writes an index; `weight_map` as it is, or as text."""
+    """Writes an index. `weight_map` is a mapping, or the text of the index."""
     path = os.path.join(folder, name)
     text = weight_map if isinstance(weight_map, str) else json.dumps({"weight_map": weight_map, **others})
     with open(path, "w", encoding="utf-8") as file:
@@ -35,13 +35,13 @@ def write_index(folder, weight_map, name=INDEX, **others):
 
 
 def index_of(pairs):
-    """The text of an index that names tensors with their files in this order, also twice."""
+    """Returns an index that maps tensors to files in this order. Names may repeat."""
     entries = ", ".join(f"{json.dumps(name)}: {json.dumps(file)}" for name, file in pairs)
     return f'{{"weight_map": {{{entries}}}}}'
 
 
 def sharded(folder, shards=12, tensors=4):
-    """A checkpoint with its index. Tensor ``layer.{s}.{t}`` holds s * 1000 + t."""
+    """Writes a checkpoint and its index. Tensor ``layer.{s}.{t}`` contains s * 1000 + t."""
     files = {
         shard_name(s + 1, shards): {
             f"layer.{s}.{t}": np.full((2, 3), s * 1000 + t, "f4") for t in range(tensors)
@@ -59,10 +59,10 @@ def values(weights):
 
 
 def hub_cache(cache, files, *, revision="5f3c", repository="models--org--name", shared=False, keys=None):
-    """Puts files into a cache as `huggingface_hub` does, and returns the snapshot.
+    """Adds files to a cache, as `huggingface_hub` does, and returns the snapshot.
 
-    `files` is ``{name in the snapshot: content}``. With `shared` the blobs are links to the cache's own.
-    `keys` are the names of the blobs.
+    `files` is ``{name in the snapshot: content}``. With `shared`, the blobs are links to the cache's shared
+    blobs. `keys` are the names of the blobs.
     """
     root = os.path.join(cache, repository)
     snapshot = os.path.join(root, "snapshots", revision)
@@ -91,7 +91,7 @@ def hub_cache(cache, files, *, revision="5f3c", repository="models--org--name", 
 
 
 def contents(folder):
-    """Every file below a folder."""
+    """Returns the content of every file below a folder."""
     found = {}
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""The command in this process."""
+"""Runs the command in this process."""
 
 import json
 
@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from pagestream.cli import _app
 
-# The commands that take files and folders.
+# The commands that accept files and folders.
 COMMANDS = ("info", "check", "residency", "warm", "evict", "verify")
 GOOD, BAD, WRONG_USE, NOT_VERIFIED = 0, 1, 2, 3
 
@@ -16,7 +16,7 @@ def pagestream_command(*arguments):
 
 
 def in_one_line(text):
-    """Joins lines that were broken at 80 columns."""
+    """Joins lines that were wrapped at 80 columns."""
     return " ".join(text.split())
 
 

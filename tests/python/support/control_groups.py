@@ -1,4 +1,4 @@
-"""Control groups with a limit on memory: what a program may hold, its page cache included."""
+"""Control groups that limit the memory of a program, including its page cache."""
 
 import contextlib
 import itertools
@@ -13,7 +13,7 @@ NUMBERS = itertools.count()
 
 @contextlib.contextmanager
 def memory_limit(limit_bytes):
-    """Makes a control group without swap. Yields the start of a command that runs in it."""
+    """Makes a control group without swap. Yields the command prefix that runs a program in the group."""
     group, limits = _group(limit_bytes)
     try:
         group.mkdir()
@@ -21,7 +21,7 @@ def memory_limit(limit_bytes):
         real.missing(f"a control group for memory ({error})")
     try:
         for name, value in limits.items():
-            # The files about swap are not there where the kernel does not count it.
+            # The swap files are missing if the kernel does not account for swap.
             if (group / name).exists():
                 (group / name).write_text(str(value))
         yield ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"))
@@ -30,7 +30,7 @@ def memory_limit(limit_bytes):
 
 
 def _group(limit_bytes):
-    """Returns a folder for a new group, and what is to be written there."""
+    """Returns the folder of a new group, and the values to write to its files."""
     name = f"pagestream-{os.getpid()}-{next(NUMBERS)}"
     if (ROOT / "memory/memory.limit_in_bytes").exists():
         names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")

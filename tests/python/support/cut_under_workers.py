@@ -1,7 +1,7 @@
-"""Two worker processes of a DataLoader read a token file that is cut meanwhile.
+"""Two DataLoader workers read a token file while it is truncated.
 
 Run as ``python cut_under_workers.py FILE DATASET CONTEXT``, where DATASET is ``pagestream`` or ``memmap``
-(how it goes without us). Prints what the parent process sees.
+(the behaviour without pagestream). Prints the parent's result.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def main(path, kind, context):
     try:
         for batch in loader:
             seen += len(batch)
-            if seen == 2 * BATCH:  # both workers are at work
+            if seen == 2 * BATCH:  # both workers are busy
                 os.truncate(path, 4096)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+    except Exception as error:  # noqa: BLE001 - the test examines any error
         print(type(error).__name__, isinstance(error, OSError))
         print(error)
     print(f"alive after {seen} of {len(dataset)}")

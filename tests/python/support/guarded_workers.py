@@ -1,4 +1,4 @@
-"""A data set of torch's workers that keeps a view of a file. The file is cut. Prints the error's name."""
+"""A dataset in torch workers keeps a view of a file, which is then truncated. Prints the error's name."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ import pagestream
 
 
 class Slices(Dataset[torch.Tensor]):
-    """Rows of a view that was taken before the workers began."""
+    """The rows of a view from before the workers started."""
 
     def __init__(self, path):
         self.path = path

@@ -1,4 +1,4 @@
-"""The house read from its source: which file uses which, how the types are called, how long the walks are."""
+"""Architecture facts from the source: imports between files, names of types, and lengths of walks."""
 
 import ast
 import io
@@ -14,7 +14,7 @@ Edges = dict[str, set[str]]
 
 
 def rust_code(text):
-    """Returns Rust source without comments and without the module of unit tests at its end."""
+    """Returns Rust source without comments and without the unit tests at its end."""
     code = re.sub(r"//.*", "", text)
     return re.split(r"^#\[cfg\(test\)\]\s*\n(?:#\[.*\n)*mod \w+ \{", code, maxsplit=1, flags=re.MULTILINE)[0]
 
@@ -38,21 +38,21 @@ def paths_of_use(tree):
 
 
 def module_file(folder, name):
-    """Returns the file of a module that lies in a folder."""
+    """Returns the file of a module in a folder."""
     found = (folder / f"{name}.rs", folder / name / "mod.rs")
     return next((file for file in found if file.exists()), None)
 
 
 def rust_files():
-    """Returns the Rust sources, files of unit tests aside."""
+    """Returns the Rust sources except files of unit tests."""
     return sorted(file for file in SOURCE.rglob("*.rs") if file.name != "tests.rs")
 
 
 def rust_edges():
     """Returns, for each Rust file, the files of the same room that it uses.
 
-    A name that a `mod.rs` only re-exports counts as a use of the file that has it, and a re-export itself as
-    none.
+    If a `mod.rs` re-exports a name, its uses count for the file that defines the name. The re-export itself
+    does not count.
     """
     edges = {}
     for file in rust_files():
@@ -78,7 +78,7 @@ def _room(file):
 
 
 def _resolve(file, path):
-    """Returns the file that a path leads to, as seen from a file."""
+    """Returns the file to which a path leads, starting from another file."""
     own = file.parent if file.name == "mod.rs" else file.with_suffix("")
     parts = list(path)
     if parts[0] == "crate":
@@ -107,7 +107,7 @@ def _descend(folder, parts):
         return _descend(folder / parts[0], parts[1:])
     if not found.exists():
         return None
-    # A name that this module re-exports stands elsewhere.
+    # A name that this module re-exports is defined in another file.
     for tree in re.findall(
         r"^\s*(?:pub(?:\([^)]*\))?\s+)?use\s+([^;]+);", rust_code(found.read_text()), re.MULTILINE
     ):
@@ -120,7 +120,7 @@ def _descend(folder, parts):
 
 
 def python_edges():
-    """Returns, for each Python file of the package, the files that it imports, for type checking too."""
+    """Returns the files that each Python file of the package imports, including imports for type checkers."""
     edges = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         used = edges.setdefault(str(file.relative_to(PACKAGE)), set())
@@ -152,7 +152,7 @@ def _python_file(name):
 
 
 def circles(edges):
-    """Returns the groups of files that use each other in a circle (Tarjan, 1972)."""
+    """Returns the groups of files that use each other in a cycle (Tarjan, 1972)."""
     index = {}
     low = {}
     stack = []
@@ -181,20 +181,20 @@ def circles(edges):
 
 
 def rust_types():
-    """Returns the files that define each type name, unit tests and associated types aside."""
+    """Returns the files that define each type name. Unit tests and associated types do not count."""
     found = {}
     pattern = r"^(?:    )?(?:pub(?:\([^)]*\))? )?(?:struct|enum|trait|type|union) ([A-Z]\w*)\b([^;]*;)?"
     for file in rust_files():
         for line in rust_code(file.read_text()).splitlines():
             match = re.match(pattern, line)
-            # `type X = …;` within an `impl` is the trait's name.
+            # Within an `impl`, the trait defines the name of `type X = …;`.
             if match and not line.startswith("    type "):
                 found.setdefault(match[1], []).append(str(file.relative_to(SOURCE)))
     return found
 
 
 def code_lines(file):
-    """Counts lines of code: neither blank, nor comment, nor docstring, nor unit test."""
+    """Counts lines of code, without blank lines, comments, docstrings and unit tests."""
     text = file.read_text()
     if file.suffix == ".rs":
         return sum(1 for line in rust_code(text).splitlines() if line.strip())
@@ -226,7 +226,7 @@ def all_code():
 
 
 def walks():
-    """Returns the walks of ARCHITECTURE.md: for each title the files of its numbered list, in order."""
+    """Returns the walks of ARCHITECTURE.md: for each title, the files of its numbered list in order."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     found = {}
     for title, body in re.findall(r"^## (Walk \d[^\n]*)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE):

@@ -1,4 +1,4 @@
-"""Repositories in a local cache of Hugging Face."""
+"""Repositories in a local Hugging Face cache."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME
 
 
 def downloaded(cache, name, files=("model.safetensors",)):
-    """A repository as huggingface_hub stores it: a snapshot of links to blobs."""
+    """Writes a repository in the layout of huggingface_hub: a snapshot of links to blobs."""
     folder = cache / f"models--{name.replace('/', '--')}"
     for each in ("refs", "blobs", f"snapshots/{COMMIT}"):
         (folder / each).mkdir(parents=True)
@@ -24,7 +24,7 @@ def downloaded(cache, name, files=("model.safetensors",)):
 
 
 def empty_cache(tmp_path, monkeypatch):
-    """Returns the cache of a user who has no files, and moves to an empty folder."""
+    """Returns the cache of a user without files, and changes to an empty folder."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,10 +1,10 @@
-"""System calls that fail: by strace, for one file."""
+"""Failing system calls: strace injects errors for one file."""
 
 from support import real
 
 
 def injecting(path, call, error, when):
-    """Returns the words before a command of which calls for `path` fail: `when` counts those of a thread."""
+    """Returns a command prefix that makes calls for `path` fail. `when` counts the calls of each thread."""
     return (
         real.need_tool("strace"),
         "-f",

@@ -1,4 +1,4 @@
-"""A checkpoint of 512 MiB in four shards. Each tensor has its own sum."""
+"""A checkpoint of 512 MiB in four shards. Each tensor has a different sum."""
 
 import json
 import time
@@ -19,7 +19,7 @@ SHARDS = 4
 
 
 def name_of(number):
-    # Sorted names have the order of the data, so that a lead guesses right.
+    # The names sort in data order, so a lead predicts the next tensors correctly.
     return f"layers.{number:03}.weight"
 
 
@@ -38,17 +38,17 @@ def write(folder):
         }
         with open(folder / f"model-{shard:05}-of-{SHARDS:05}.safetensors", "wb") as file:
             text = json.dumps(header)
-            # Aligned, or arrays would be copies.
+            # The padding aligns the data. Misaligned arrays would be copies.
             file.write(weight_file(text + " " * (-len(text) % 8)))
             for number in numbers:
                 (counted[: nbytes_of(number) // 8] + number).tofile(file)
 
 
 def evict(folder):
-    """Drops the files from the page cache: a page counts against the group that brought it in."""
+    """Drops the files from the page cache: a page counts against the group that first read it."""
     for path in folder.iterdir():
         with MappedFile(path) as file:
-            # Mapped pages stay, and a thread may not have unmapped earlier views yet.
+            # Mapped pages stay, and a thread may still be unmapping earlier views.
             deadline = time.monotonic() + 600
             file.evict()
             while file.residency().fraction > 0.0:
@@ -58,7 +58,7 @@ def evict(folder):
 
 
 def is_right(name, total):
-    """Returns whether a tensor of this name has this sum."""
+    """Returns whether the sum of the tensor with this name is right."""
     number = int(name.split(".")[1])
     count = nbytes_of(number) // 8
     return total == count * (count - 1) // 2 + count * number

@@ -1,4 +1,4 @@
-"""A device whose copies come late: they read the host's memory when they run, as a DMA engine does."""
+"""A device whose copies come late: they read the host's memory when they run, like a DMA engine."""
 
 import contextlib
 import ctypes
@@ -15,12 +15,12 @@ import torch
 from pagestream.devices.copy_device import CopyDevice
 from pagestream.torch import TokenLoader
 
-# A test may put something else in its place.
+# A test may replace torch's function.
 _zeros = torch.zeros
 
 
 class LateEvent:
-    """An event that is done once everything queued before it is."""
+    """An event that completes after everything queued before it."""
 
     def __init__(self):
         self._done = threading.Event()
@@ -36,9 +36,10 @@ class LateEvent:
 
 
 class LateDevice:
-    """In place of `CopyDevice`. One thread does the copies, in order, each `delay` seconds after the last.
+    """Stands in for `CopyDevice`. One thread performs the copies in order, each `delay` seconds after the
+    previous one.
 
-    `registered` has the memory that is page-locked; more than `most_registered` bytes at once are refused.
+    `registered` holds the page-locked memory. More than `most_registered` bytes at a time are refused.
     """
 
     is_cuda = True
@@ -88,7 +89,7 @@ class LateDevice:
         self._work.put(transfer)
 
     def move(self, target, source, nbytes):
-        """Touches the host's memory."""
+        """Copies bytes from the host's memory."""
         ctypes.memmove(target.data_ptr(), source, nbytes)
 
     def record(self):
@@ -97,7 +98,7 @@ class LateDevice:
         return event
 
     def hand_over(self, tensors, done):
-        """The consumer's stream would wait; the host does not."""
+        """Does nothing: a real device would make the program's stream wait, but not the host."""
 
     def synchronize(self):
         self.record().synchronize()
@@ -128,7 +129,7 @@ class LateDevice:
 
 
 def interrupt_first_wait(device):
-    """Has the next wait for all copies end by Ctrl-C before any copy runs; the second one waits for them."""
+    """Interrupts the next wait for all copies by Ctrl-C, before any copy runs. The second wait completes."""
     synchronize, copies_may_run, move = device.synchronize, threading.Event(), device.move
 
     def second_wait():
@@ -147,7 +148,7 @@ def interrupt_first_wait(device):
 
 
 class StallingDevice(LateDevice):
-    """Stops the storage while it touches the host's memory: a driver with a lock that storage needs."""
+    """Stops the storage during each copy, like a driver that holds a lock which the storage needs."""
 
     def __init__(self, daemon):
         super().__init__(delay=0)
@@ -172,14 +173,14 @@ class StallingDevice(LateDevice):
 
 
 class StagedOnCpu(TokenLoader):
-    """Takes the way to a device, with the CPU for one."""
+    """Treats the CPU as a device."""
 
     def _copy_device(self):
         return CopyDevice(torch.device("cpu"))
 
 
 class StagedLate(TokenLoader):
-    """Takes the way to a device whose copies come late."""
+    """Uses a device whose copies come late."""
 
     def _copy_device(self):
         self.late = LateDevice()

@@ -1,4 +1,4 @@
-"""Where memory lies: this process's mappings of a file, from ``/proc/self/maps``."""
+"""This process's mappings of a file, from ``/proc/self/maps``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FileMapping:
 
 
 def mappings_of(path):
-    """The ranges of this process's memory that are this file."""
+    """Returns the memory ranges of this process that map the file."""
     real = os.path.realpath(path)
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         lines = [line.rstrip("\n").split(maxsplit=5) for line in maps]
@@ -27,7 +27,7 @@ def mappings_of(path):
 
 
 def place_in_file(array, path):
-    """(offset in the file, permissions) of the mapping that an array or tensor lies in, else None."""
+    """Returns (offset in the file, permissions) of the mapping that contains an array or tensor, or None."""
     address = array.data_ptr() if hasattr(array, "data_ptr") else array.__array_interface__["data"][0]
     for mapping in mappings_of(path):
         if mapping.start <= address and address + array.nbytes <= mapping.stop:
@@ -36,7 +36,7 @@ def place_in_file(array, path):
 
 
 def flags_of(path):
-    """The two-letter flags of each of this process's mappings of a file (VmFlags in proc_pid_smaps(5))."""
+    """Returns the two-letter flags of this process's mappings of a file (VmFlags in proc_pid_smaps(5))."""
     with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as smaps:
         lines = smaps.read().splitlines()
     flags = [set(line.split()[1:]) for line in lines if line.startswith("VmFlags:")]
@@ -46,7 +46,7 @@ def flags_of(path):
 
 
 def written_bytes_of(path):
-    """Bytes of this process's memory that stand in place of the file's pages, because they were written."""
+    """Returns the bytes of this process's memory that replace pages of the file after writes."""
     real, total, is_inside = os.path.realpath(path), 0, False
     with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as smaps:
         for line in smaps:

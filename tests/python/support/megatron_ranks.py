@@ -1,8 +1,9 @@
-"""Ranks of Megatron's parallel state read a file of windows of 16 tokens by the recipe.
+"""Ranks of Megatron's parallel state that read a file of windows of 16 tokens with the recipe.
 
-``megatron_ranks.py FILE OUT``: two ranks read from the beginning for five steps, and one from their state to
-the end. Each is a fork of this process: to import Megatron takes seconds. Global batches have four windows,
-whatever the number of ranks. What was read and the state afterwards go to ``OUT.<ranks>.<rank>`` as JSON.
+``megatron_ranks.py FILE OUT``: two ranks read five steps from the beginning, and then one rank resumes from
+their state and reads to the end. Each rank is a fork of this process, because Megatron takes seconds to
+import. Global batches have four windows for any number of ranks. Each rank writes its windows and its final
+state to ``OUT.<ranks>.<rank>`` as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.distributed
 
 from pagestream.torch import TokenLoader
 
-# tensorboard, which Megatron imports, would import it: six seconds.
+# Megatron imports tensorboard, which would import tensorflow: six seconds.
 sys.modules["tensorflow"] = None
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.rerun_state_machine import RerunDataIterator  # noqa: E402
@@ -35,7 +36,7 @@ def read(rank, world_size, store, path, state, out):
     if state is not None:
         batches.restore_state(state)
         steps = len(loader) - steps
-    iterator = RerunDataIterator(batches)  # what Megatron makes of an external loader
+    iterator = RerunDataIterator(batches)  # Megatron wraps an external loader in this
     seen = []
     for _ in range(steps):
         batch = next(iterator)
@@ -49,7 +50,7 @@ def read(rank, world_size, store, path, state, out):
 
 
 def run(world_size, path, state, out):
-    """Returns the state of the last rank."""
+    """Starts the ranks and returns the state of the last one."""
     context = multiprocessing.get_context("fork")
     arguments = (world_size, f"{out}.{world_size}.store", path, state, out)
     ranks = [context.Process(target=read, args=(rank, *arguments)) for rank in range(world_size)]

@@ -1,4 +1,4 @@
-"""Anonymous memory of this process: now, and at its peak since it was last asked."""
+"""The anonymous memory of this process: the current value, and the peak since the last query."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ def anonymous_bytes():
 
 
 class Peak:
-    """Watches anonymous memory every millisecond, in a thread."""
+    """A thread that samples anonymous memory every millisecond."""
 
     def __enter__(self):
         self.before = self.most = anonymous_bytes()

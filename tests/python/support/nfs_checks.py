@@ -1,7 +1,8 @@
-"""What is checked on NFS: functions, run one after another in a User Mode Linux guest (`nfs_guest`).
+"""The checks on NFS: functions that run in sequence in a User Mode Linux guest (`nfs_guest`).
 
-Each takes a mount and raises where something is wrong. It has a process of its own, so that a death is a
-result too. The mount's server side is a folder of the same guest, where a change is one by another client.
+Each check takes a mount and raises an error if it finds a problem. It runs in its own process, so that a
+crash is a result too. The mount's server side is a folder of the same guest: a change there looks like a
+change by another client.
 """
 
 import errno
@@ -25,18 +26,18 @@ from typing import Any
 import numpy as np
 
 MIB = 1 << 20
-# Tensors of the checkpoint that most checks make, each of 1 MiB, in two files.
+# Most checks make a checkpoint of this many tensors of 1 MiB, in two files.
 TENSORS = 8
-# Enough for a lead, which needs a file of 16 MiB.
+# A lead needs a file of 16 MiB.
 LEAD_TENSORS = 20
-# Deadlines against a hang. The longest check took 120 s beside four busy loops.
+# These deadlines detect a hang. The longest check took 120 s next to four busy loops.
 CHECK_SECONDS = 1200
 STEP_SECONDS = CHECK_SECONDS / 2
-# How long the client caches attributes (actimeo of the mounts).
+# The client caches attributes for this long (actimeo of the mounts).
 ATTRIBUTES_HOLD_SECONDS = 1
 MODES = ("auto", "shared", "private", "read")
 STRATEGIES = ("auto", "mapped", "pread")
-# The strategies of a stream whose file changes. "ahead" yields views too, of the page cache.
+# Strategies of a stream whose file changes. "ahead" also yields views of the page cache.
 ALL_STRATEGIES = (*STRATEGIES, "ahead", "direct")
 VIEWS = ("mapped", "ahead")
 CHANGES = ("cut", "replaced", "rewritten", "deleted")
@@ -44,7 +45,7 @@ CHANGES = ("cut", "replaced", "rewritten", "deleted")
 
 @dataclass(frozen=True)
 class Mount:
-    """A mount of the server. If the server is silent, a soft mount fails and a hard mount waits."""
+    """A mount of the server. If the server does not answer, a soft mount fails and a hard mount waits."""
 
     version: str
     folder: Path
@@ -66,7 +67,7 @@ def tensor(number, salt=0):
 
 
 def content(numbers, salt=0):
-    """Returns a safetensors file. Its length depends on the range alone."""
+    """Returns a safetensors file whose length depends only on the range."""
     entries = {
         f"t{number:02}": {"dtype": "U8", "shape": [MIB], "data_offsets": [place * MIB, (place + 1) * MIB]}
         for place, number in enumerate(numbers)
@@ -80,7 +81,7 @@ def content(numbers, salt=0):
 
 
 def shards(folder):
-    """Writes a checkpoint of two files, on the server's side."""
+    """Writes a checkpoint of two files on the server side."""
     folder.mkdir()
     half = TENSORS // 2
     paths = [folder / f"model-{part}.safetensors" for part in (1, 2)]
@@ -103,7 +104,7 @@ def drop_caches():
 
 
 def forget(path):
-    """Drops a file, or the files of a folder, from the client's page cache. Mapped pages stay."""
+    """Drops a file, or the files of a folder, from the client's page cache, except for mapped pages."""
     for file in path.iterdir() if path.is_dir() else [path]:
         descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -111,7 +112,7 @@ def forget(path):
 
 
 def change(how, path):
-    """Changes the second file of a checkpoint, on the server's side."""
+    """Changes the second file of a checkpoint on the server side."""
     half = TENSORS // 2
     new = content(range(half, TENSORS), salt=1)
     if how == "cut":
@@ -127,7 +128,7 @@ def change(how, path):
 
 
 def read_counts(folder):
-    """Returns the bytes that the client got by READ, and the milliseconds that its requests took in all."""
+    """Returns the bytes that the client received by READ, and the total milliseconds of its requests."""
     mounts = Path("/proc/self/mountstats").read_text()
     of_mount = mounts.split(f"mounted on {folder} ")[1].split("\ndevice ")[0]
     counts = re.search(r"^\s*READ: (.*)$", of_mount, re.MULTILINE)[1].split()
@@ -135,13 +136,13 @@ def read_counts(folder):
 
 
 def serve(threads):
-    """Sets how many threads the server has; 0 stops it."""
+    """Sets the number of server threads. 0 stops the server."""
     subprocess.run(["rpc.nfsd", str(threads)], check=True)
 
 
 @contextmanager
 def server_stopped():
-    """Stops the server, for all checks that need this at the same time; see `outage`."""
+    """Stops the server for all checks that need an outage; see `outage`."""
     OUTAGE.wait(STEP_SECONDS)
     OUTAGE.wait(STEP_SECONDS)
     try:
@@ -152,7 +153,7 @@ def server_stopped():
 
 
 def outage():
-    """Stops the server once all checks are ready for it, and starts it once all are done."""
+    """Stops the server once all checks are ready, and restarts it once all are done."""
     try:
         OUTAGE.wait(STEP_SECONDS)
         serve(0)
@@ -229,7 +230,7 @@ def holes(mount, here):
         os.truncate(path, 2 * MIB)
         os.truncate(path, size)
     with open_checkpoint(mount.folder / here / "model") as weights:
-        # The protocol has SEEK since version 4.2.
+        # NFS has supported SEEK since version 4.2.
         assert len(weights.warnings) == (0 if mount.version == "3" else 2)
         assert all("the first at byte 2,097,152, in 3 tensors" in warning for warning in weights.warnings)
 
@@ -272,7 +273,7 @@ def weights_bit_for_bit(mount, here):
 
 
 def read_ahead(mount, here):
-    """A file that is large enough for a lead: right, and each byte is asked for once."""
+    """Reads a file that is large enough for a lead. Each byte must be right and requested once."""
     import pagestream.safetensors
     from pagestream import open_checkpoint
 
@@ -303,7 +304,7 @@ def read_ahead(mount, here):
 
 
 def ranks_share_the_reads(mount, here):
-    """Two ranks, each with a client of its own, get each byte from the server once between them."""
+    """Two ranks with different clients together receive each byte from the server once."""
     import torch.distributed as dist
 
     from pagestream.torch import stream_checkpoint
@@ -314,7 +315,7 @@ def ranks_share_the_reads(mount, here):
     meeting = Path(f"/mnt/tmp/ranks-{here}")
 
     def load(rank):
-        # The guest's name has no address.
+        # The guest's host name has no address.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=len(clients))
         stream = stream_checkpoint(
@@ -340,7 +341,7 @@ def ranks_share_the_reads(mount, here):
 
 
 def reopened_after_a_rewrite(mount, here):
-    """The header of the file as it was is not used again, though size and time are the same."""
+    """The old header is not reused, although size and time are unchanged."""
     from pagestream.safetensors import safe_open
 
     def one_name(name):
@@ -367,7 +368,7 @@ def reopened_after_a_rewrite(mount, here):
 
 @dataclass
 class Use:
-    """A checkpoint of two files in use. The check changes the second file."""
+    """A checkpoint of two files in use. The check changes its second file."""
 
     word: str
     second: Path
@@ -393,7 +394,7 @@ def change_all(uses, how):
 
 
 def changed_under_a_stream(mount, here, how):
-    """A stream yields the original bytes, then raises an error that names the file."""
+    """A stream yields the original bytes and then raises an error that names the file."""
     from pagestream import open_checkpoint
     from pagestream.errors import FileChangedError, MappedReadError
 
@@ -411,14 +412,14 @@ def changed_under_a_stream(mount, here, how):
         try:
             for name, array in stream:
                 use.found[name] = array.copy()
-            # A replaced or deleted file keeps its content while it is open. A view shows the present content.
+            # While open, a replaced or deleted file keeps its content. A view shows the present content.
             if how in ("replaced", "deleted") or use.word in VIEWS:
                 weights.check()
         except (FileChangedError, MappedReadError) as raised:
             error = raised
         assert error is not None, f"{use.word}: no error"
         assert use.second.name in str(error), error
-        # Views show the changed file, and `check` reports it. Reads return the original bytes.
+        # Views show the changed file, and `check` reports the change. Reads return the original bytes.
         wrong = [name for name, array in use.found.items() if not is_right(name, array)]
         assert use.word in VIEWS or not wrong, f"{use.word}: wrong bytes in {wrong}, then {error!r}"
 
@@ -432,14 +433,14 @@ def slices(file, name):
 
 
 def changed_under_views(mount, here, how, get):
-    """Arrays of a file that changed: an exception, and the process lives."""
+    """Arrays of a changed file raise an exception, and the process survives."""
     from pagestream.errors import FileChangedError, MappedReadError
     from pagestream.safetensors import safe_open
 
     uses = in_use(mount, here, [*(f"{mode}-alone" for mode in MODES[1:]), "shared-ahead"])
     for use in uses:
         mode, lead = use.word.split("-")
-        # Whatever is touched comes from the server, unless it was read ahead.
+        # Every touched page comes from the server, unless it was read ahead.
         use.source = safe_open(use.seen, "np", mmap_mode=mode, ahead=None if lead == "ahead" else False)
         for name in use.source.keys()[: 2 if lead == "ahead" else 1]:
             assert is_right(name, get(use.source, name))
@@ -450,15 +451,15 @@ def changed_under_views(mount, here, how, get):
         try:
             for name in names:
                 get(file, name).sum()
-            time.sleep(0.01)  # the error of a fault comes between two instructions of the main thread
-            # Truncated pages raise even without a check. They are not zeros.
+            time.sleep(0.01)  # the error of a fault is raised between two instructions of the main thread
+            # Truncated pages raise even without a check, and never read as zeros.
             if how != "cut":
                 file.check()
         except (FileChangedError, MappedReadError) as raised:
             error = raised
         assert error is not None, f"{use.word}: no error"
         assert use.second.name in str(error), error
-        # A new opening sees the present file, or raises.
+        # A new open sees the present file, or raises.
         try:
             with safe_open(use.seen, "np", mmap_mode=use.word.split("-")[0]) as again:
                 new = again.get_tensor(names[-1]).copy()
@@ -473,7 +474,7 @@ def changed_under_views(mount, here, how, get):
 
 
 def soft_mount_without_a_server(mount, here):
-    """Reads raise with the cause and the path, streams too; once the server is back they go on."""
+    """Reads and streams raise errors with cause and path. Once the server is back, they work again."""
     from pagestream import MappedFile, open_checkpoint
     from pagestream.errors import MappedReadError
 
@@ -498,7 +499,7 @@ def soft_mount_without_a_server(mount, here):
 
 
 def views_without_a_server(mount, here):
-    """Touching an array raises in the main thread, and a new opening reads the right bytes."""
+    """Touching an array raises in the main thread, and a new open reads the right bytes."""
     from pagestream.errors import MappedReadError
     from pagestream.safetensors import safe_open
 
@@ -512,9 +513,9 @@ def views_without_a_server(mount, here):
         for array in arrays:
             error = None
             try:
-                # One page: each 64 KiB that are touched wait for the server anew.
+                # Touches only one page, because every 64 KiB that are touched wait for the server again.
                 int(array[MIB // 2])
-                time.sleep(0.01)  # it comes between two instructions of the main thread
+                time.sleep(0.01)  # the error is raised between two instructions of the main thread
             except MappedReadError as raised:
                 error = raised
             assert error is not None, "no error"
@@ -534,7 +535,7 @@ def error_of(read):
 
 
 def retried(read):
-    """A server that was started again is silent for a while, for clients of the one before to come back."""
+    """A restarted server does not answer for a while, so that earlier clients can reclaim their state."""
     deadline = time.monotonic() + STEP_SECONDS
     while True:
         try:
@@ -546,7 +547,7 @@ def retried(read):
 
 
 def hard_mount_waits(mount, here):
-    """Reads and streams wait for the server, and then go on with the right bytes."""
+    """Reads and streams wait for the server and then continue with the right bytes."""
     from pagestream import MappedFile, open_checkpoint
 
     assert mount.hard is not None
@@ -589,10 +590,10 @@ CHECKS = {
     "reopened after a rewrite": reopened_after_a_rewrite,
     **{f"{how} under a stream": with_change(changed_under_a_stream, how) for how in CHANGES},
     **{f"{how} under views": with_change(changed_under_views, how, whole) for how in CHANGES},
-    # Only truncation could be taken for zeros.
+    # Only truncated pages could be mistaken for zeros.
     "cut under slices": with_change(changed_under_views, "cut", slices),
 }
-# At the same time, because a server that was stopped is slow for a while.
+# These run at the same time, because a restarted server is slow for a while.
 OUTAGE_CHECKS = {
     "soft mount without a server": soft_mount_without_a_server,
     "views without a server": views_without_a_server,
@@ -601,8 +602,8 @@ OUTAGE_CHECKS = {
 
 
 def mounts_of(name):
-    """Returns the mounts on which a check is run."""
-    # The ranks take all mounts.
+    """Returns the mounts on which a check runs."""
+    # The ranks use all mounts.
     needs = {
         "hard mount waits": lambda word: MOUNTS[word].hard,
         "ranks share the reads": lambda word: word == "v3",
@@ -611,24 +612,24 @@ def mounts_of(name):
 
 
 OUTAGES = [(name, word) for name in OUTAGE_CHECKS for word in mounts_of(name)]
-# The checks, and the process that stops the server.
+# Starts the checks, and the process that stops the server.
 FORK = multiprocessing.get_context("fork")
 OUTAGE = FORK.Barrier(len(OUTAGES) + 1)
 
 
 def outcome(check, mount, here):
-    """Runs a check in its own process. Returns the traceback of a failure, or None."""
+    """Runs a check in its own process. Returns the traceback of its failure, or None."""
     (mount.served / here).mkdir()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        # A check that hangs tells where.
+        # A check that hangs prints its stacks.
         faulthandler.dump_traceback_later(CHECK_SECONDS, exit=True, file=writing)
         failed = ""
         try:
             check(mount, here)
-        except BaseException:  # noqa: BLE001 - whatever it is, it is the result
+        except BaseException:  # noqa: BLE001 - any exception is a result
             failed = traceback.format_exc()
         os.write(writing, failed.encode()[-30_000:])
         os._exit(0)
@@ -643,8 +644,8 @@ def outcome(check, mount, here):
 
 
 def main():
-    """Runs all checks on all mounts; a line of JSON each."""
-    import pagestream  # noqa: F401 - before the forks, because it takes its time
+    """Runs all checks on all mounts. Prints a line of JSON for each."""
+    import pagestream  # noqa: F401 - before the forks, because the import takes time
 
     for salt in (0, 1):
         content(range(TENSORS), salt)
@@ -661,8 +662,8 @@ def main():
         for number, name in enumerate(CHECKS):
             for word in mounts_of(name):
                 note(name, word, f"{number}-{word}")
-        # In a process of its own: a check that is forked while this process holds the barrier's lock counts
-        # that as its own hold, and never lets go.
+        # This runs in a separate process. A check forked while this process holds the barrier's lock would
+        # count as the holder, and would never release it.
         server = FORK.Process(target=outage)
         server.start()
         with ThreadPoolExecutor(len(OUTAGES)) as pool:

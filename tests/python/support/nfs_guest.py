@@ -1,4 +1,5 @@
-"""A User Mode Linux guest: a kernel as a process, with a true NFS client and server, on the host's file tree.
+"""A User Mode Linux guest: a kernel that runs as a process, with a real NFS client and server, on the host's
+file tree.
 
 It needs Debian's packages user-mode-linux, nfs-kernel-server, kmod and iproute2, but neither KVM nor a
 network.
@@ -20,15 +21,15 @@ from support.process import PROGRAMS
 from support.real import missing, need_tool
 
 HERE = PROGRAMS / "nfs_guest"
-# The keys by which pytest keeps the folder of the guest, and the guest, or the exception of its beginning.
+# pytest stores the guest's folder, and the guest or its startup exception, under these keys.
 FOLDER, GUEST = pytest.StashKey(), pytest.StashKey()
 MEMORY_BYTES = 1 << 30
-# To boot and to mount takes about six seconds on an idle processor.
+# On an idle processor, booting and mounting take about six seconds.
 BOOT_SECONDS = 120
 
 
 def folder_of(config):
-    """Returns the folder of the guest of `nfs_checks`, which is there until the end of the session."""
+    """Returns the folder of the `nfs_checks` guest, which exists until the end of the session."""
     if FOLDER not in config.stash:
         folder = tempfile.TemporaryDirectory(prefix="guest-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
@@ -37,23 +38,23 @@ def folder_of(config):
 
 
 def boot(config):
-    """Boots the guest of `nfs_checks`, until the end of the session, if it has not been booted."""
+    """Boots the `nfs_checks` guest for the rest of the session, unless it is already running."""
     if GUEST in config.stash:
         return
     folder = folder_of(config)
     try:
         guest = Guest(Path(__file__).parent / "nfs_checks.py", folder)
-    except BaseException as error:  # noqa: BLE001 - the tests that need it fail, or are skipped
+    except BaseException as error:  # noqa: BLE001 - the tests that need the guest fail or are skipped
         guest = error
     else:
         config.add_cleanup(guest.close)
-        # The workers read it.
+        # The pytest-xdist workers read this file.
         (folder / "process").write_text(str(guest.process.pid))
     config.stash[GUEST] = guest
 
 
 def outcome(config, seconds):
-    """Waits for the guest of `nfs_checks`. Returns its folder and its output."""
+    """Waits for the `nfs_checks` guest. Returns its folder and its output."""
     folder = Path(getattr(config, "workerinput", {}).get("guest_folder", folder_of(config)))
     if (folder / "process").exists() and GUEST not in config.stash:
         process = ProcessOfAnother(int((folder / "process").read_text()))
@@ -66,9 +67,9 @@ def outcome(config, seconds):
 
 
 class ProcessOfAnother:
-    """Stands in for the `subprocess.Popen` of a guest that pytest-xdist's controller has booted.
+    """Stands in for the `subprocess.Popen` of a guest that the pytest-xdist controller has booted.
 
-    The process ID cannot be reused: the controller reaps the process only at the end of the session.
+    The process ID cannot be reused, because the controller reaps the process only at the end of the session.
     """
 
     def __init__(self, pid):
@@ -84,12 +85,12 @@ class ProcessOfAnother:
 
 
 def run_in_guest(program, folder, seconds):
-    """Runs a Python program in a new guest, with `folder` as its /mnt/out. Returns its output."""
+    """Runs a Python program in a new guest, which sees `folder` as /mnt/out. Returns its output."""
     return console(Guest(program, folder).process, folder, seconds)
 
 
 def console(process, folder, seconds):
-    """Waits for the end of a guest, and returns its output. Kills a guest that is late."""
+    """Waits for the guest to end and returns its output. Kills a guest that exceeds its time."""
     try:
         process.wait(BOOT_SECONDS + seconds)
     except subprocess.TimeoutExpired:
@@ -103,10 +104,10 @@ def console(process, folder, seconds):
 
 
 class Guest:
-    """A guest that runs a Python program, and shows it `folder` as /mnt/out."""
+    """A guest that runs a Python program and sees `folder` as /mnt/out."""
 
     def __init__(self, program, folder):
-        """Boots. The guest ends with the program."""
+        """Boots the guest, which ends with its program."""
         linux = need_tool("linux.uml")
         for name in ("rpc.nfsd", "rpc.mountd", "rpcbind", "exportfs", "modprobe"):
             if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
@@ -132,7 +133,7 @@ class Guest:
             f"GUEST_PATH={package}:{Path(__file__).parents[1]}",
         ]
         variables = {**os.environ, "LD_PRELOAD": str(library)}
-        # The guest's memory is a file. In a container /dev/shm is often smaller.
+        # The guest's memory is a file in /dev/shm, which is often smaller in a container.
         if shutil.disk_usage("/dev/shm").free < 1.2 * MEMORY_BYTES:
             variables["TMPDIR"] = str(folder)
         with (folder / "kernel").open("wb") as log:
@@ -146,7 +147,7 @@ class Guest:
             )
 
     def close(self):
-        """Kills the guest, if it has not ended."""
+        """Kills the guest if it is still running."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, 9)
             self.process.wait()

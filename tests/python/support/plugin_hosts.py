@@ -1,4 +1,4 @@
-"""What the plug-ins use of the programs that they plug into, and how a version of those differs from it."""
+"""The interfaces of host programs that the plug-ins use, and how an installed version differs from them."""
 
 import ast
 from importlib.util import find_spec
@@ -10,8 +10,9 @@ _VLLM = "vllm/model_executor/model_loader"
 _SGLANG = "sglang/srt"
 _TENSORRT = "tensorrt_llm/_torch/models"
 
-# By package: files, the names in them, and the parameters of functions, all others of which have defaults, or
-# fields of classes; None for a function that has to yield.
+# For each package and file, the used names. A function has the parameters that the plug-ins pass or expect,
+# and all its other parameters must have defaults. A class has its used fields. None marks a generator
+# function.
 USED = {
     "vllm": {
         f"{_VLLM}/__init__.py": {"register_model_loader": ["load_format"]},
@@ -45,7 +46,7 @@ USED = {
 
 
 def roots():
-    """Returns the folders to compare: the stand-ins, and those of packages that are installed."""
+    """Returns the folders to compare: the stand-ins, and the installed packages."""
     found = [(package, STAND_INS) for package in USED]
     for package in USED:
         spec = find_spec(package)
@@ -55,7 +56,7 @@ def roots():
 
 
 def differences(package, root):
-    """Returns what a package in the folder `root` lacks of what is used of it. Nothing is imported."""
+    """Returns the used names and parameters that a package below `root` lacks. Imports nothing."""
     lacking = []
     for file, names in USED[package].items():
         path = root / file

@@ -1,4 +1,4 @@
-"""Runs Python in a process of its own, whose death is a result."""
+"""Runs Python in a separate process, so that its death is a result."""
 
 import contextlib
 import os
@@ -14,15 +14,15 @@ from pathlib import Path
 
 from support.torch_process import TorchProcess
 
-# Programs that tests run, one a file.
+# The programs that tests run, one per file.
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def run_python(code, *arguments, wrapper=(), with_torch=False, has_brief_end=False, **environment):
-    """Runs a program, or a few lines of code; its `sys.argv[1:]` are `arguments`.
+    """Runs a program, or a few lines of code, with `arguments` as its `sys.argv[1:]`.
 
-    With `with_torch` it is a fork of a process that has imported torch, and may have a brief end: see
-    `support.torch_process`. The only deadline is the time-out of the test, which prints the stacks of the
+    With `with_torch`, the program is a fork of a process that has imported torch, and may have a brief end:
+    see `support.torch_process`. The only deadline is the test's time-out, which prints the stacks of the
     program and kills it.
     """
     code = code if isinstance(code, Path) else textwrap.dedent(code)
@@ -43,7 +43,7 @@ def run_python(code, *arguments, wrapper=(), with_torch=False, has_brief_end=Fal
 
 
 def kill(process):
-    """Ends a process and its children. Prints where each of their threads is, in Python and in the kernel."""
+    """Kills a process and its children. Prints the position of each thread in Python and in the kernel."""
     py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if py_spy is not None:
         command = [py_spy, "dump", "--nonblocking", "--pid", str(process)]
@@ -53,7 +53,7 @@ def kill(process):
         for task in Path(f"/proc/{process}/task").iterdir():
             children += map(int, (task / "children").read_text().split())
             print(process, (task / "comm").read_text().strip())
-            print((task / "stack").read_text())  # for root alone
+            print((task / "stack").read_text())  # readable by root alone
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
     for child in children:
@@ -61,13 +61,13 @@ def kill(process):
 
 
 def printed_on_terminal(command, columns, *, cwd):
-    """Returns what a command, which must end well, prints on a terminal so wide."""
+    """Returns the output of a command on a terminal of this width. The command must succeed."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color"}
     with subprocess.Popen(command, cwd=cwd, stdout=theirs, env=environment) as process:
         os.close(theirs)
         found = b""
-        # Linux ends a pseudo-terminal with EIO.
+        # On Linux, reading a closed pseudo-terminal fails with EIO.
         with contextlib.suppress(OSError):
             while piece := os.read(ours, 1 << 16):
                 found += piece
@@ -81,14 +81,14 @@ def output_of(
     *arguments,
     **options,
 ):
-    """Returns the output of a program, which must end well. Options are those of `run_python`."""
+    """Returns the output of a program, which must succeed. The options are those of `run_python`."""
     done = run_python(code, *arguments, **options)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
 
 def start_python(program, *arguments, wrapper=(), with_torch=False, has_brief_end=False, **environment):
-    """Starts a program whose standard input and output are pipes. Options are those of `run_python`."""
+    """Starts a program with pipes for standard input and output. The options are those of `run_python`."""
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     options["env"] = {**os.environ, **environment}
     if with_torch:
@@ -97,7 +97,7 @@ def start_python(program, *arguments, wrapper=(), with_torch=False, has_brief_en
 
 
 def until(condition):
-    """Waits for something that happens by itself. Returns false if it has not happened after ten minutes."""
+    """Waits for a condition. Returns false if it does not hold within ten minutes."""
     deadline = time.monotonic() + 600
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -105,7 +105,7 @@ def until(condition):
 
 
 def threads(process="self"):
-    """Returns the name of each thread of a process by its number, native ones among them."""
+    """Returns the name of each thread of a process by thread ID, including native threads."""
     found = {}
     for task in Path(f"/proc/{process}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -119,12 +119,12 @@ def thread_names(process="self"):
 
 
 def has_never_waited(task):
-    """Returns whether a thread, by its folder in /proc, may be so new that it has the name of its creator."""
+    """Returns whether a thread, given by its /proc folder, may be so new that it has its creator's name."""
     return "\nvoluntary_ctxt_switches:\t0\n" in (task / "status").read_text()
 
 
 def has_new_thread():
-    """Returns whether another thread of this process may have no name of its own yet."""
+    """Returns whether another thread of this process may not have its own name yet."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             if int(task.name) != threading.get_native_id() and has_never_waited(task):
@@ -133,12 +133,12 @@ def has_new_thread():
 
 
 def threads_end(name):
-    """Returns whether the threads of a name end. One is seen for a moment after its end.
+    """Returns whether the threads with this name end. A thread stays visible for a moment after its end.
 
-    Prints where in the kernel those that do not end wait.
+    Prints the kernel position of threads that do not end.
     """
     deadline, missed = time.monotonic() + 600, 0
-    # A look at the threads may miss one while another ends.
+    # A single look may miss a thread while another one ends.
     while missed < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
         missed = 0 if has_new_thread() or name in thread_names() else missed + 1
@@ -151,7 +151,7 @@ def threads_end(name):
 
 
 def open_descriptors(path):
-    """Returns how many descriptors this process has of a file."""
+    """Returns the number of descriptors of a file in this process."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""What is checked on the ranks of a process group: functions that all ranks run, one after another.
+"""The checks on the ranks of a process group: functions that all ranks run in sequence.
 
-``rank_checks.py RESULTS``: of each check the results get what was wrong, None if nothing was. Beside them are
-``source``, which has a checkpoint, and ``mount``, which shows it past the page cache.
+``rank_checks.py RESULTS``: the file of each rank in RESULTS gets the failure of each check, or None. RESULTS
+also contains ``source``, a folder with a checkpoint, and ``mount``, which shows it without a page cache.
 """
 
 import gc
@@ -57,7 +57,7 @@ from pagestream.weights import streaming
 
 
 def source_of(folder):
-    """Returns what a folder of the mount shows."""
+    """Returns the folder behind a folder of the mount."""
     place = folder.parts.index("mount")
     return Path(*folder.parts[:place], "source", *folder.parts[place + 1 :])
 
@@ -80,7 +80,7 @@ def share(length):
 
 
 def streamed(folder, plan, **options):
-    """Streams a plan, compares each tensor with what safetensors has, and returns the names."""
+    """Streams a plan, compares each tensor with safetensors' result, and returns the names."""
     expected = everything(folder)
     names = []
     stream = stream_checkpoint(folder, device="cpu", plan=plan, process_group=dist.group.WORLD, **options)
@@ -94,7 +94,7 @@ def streamed(folder, plan, **options):
 
 
 def as_array(tensor):
-    """Returns an array of the same elements, for indices that torch does not have."""
+    """Returns an array with the same elements, for indices that torch lacks."""
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
     return tensor.view(bits).numpy()
 
@@ -119,7 +119,7 @@ def columns(folder):
 
 
 def rows_in_turn(folder):
-    """Of four, of which each other rank has its own, and of many of which nobody has most."""
+    """The ranks take every n-th row: all rows together, a few of many rows, or all rows in reverse."""
     rank, size = dist.get_rank(), dist.get_world_size()
     streamed(folder, plan_of(folder, lambda _: np.s_[rank::size]))
     streamed(folder, plan_of(folder, lambda _: np.s_[rank::64, ::2]))
@@ -135,7 +135,7 @@ def some_tensors_on_each_rank(folder):
     names = list(everything(folder))
     mine = names[dist.get_rank() :: dist.get_world_size()]
     assert sorted(streamed(folder, mine)) == sorted(mine)
-    # One rank wants nothing.
+    # One rank requests nothing.
     assert streamed(folder, [] if dist.get_rank() == 0 else names[:3]) == (
         [] if dist.get_rank() == 0 else names[:3]
     )
@@ -146,12 +146,12 @@ def little_memory(folder):
 
 
 def rows_and_whole_tensors_with_little_memory(folder):
-    """Some of what a rank wants it reads for itself alone, between rounds of what all want."""
+    """Each rank also reads some parts for itself, between the rounds of shared parts."""
     streamed(folder, plan_of(folder, lambda shape: np.s_[slice(*share(shape[0]))]), memory_bytes=1 << 20)
 
 
 def tensors_that_are_not_shared_come_without_waiting(folder):
-    """A consumer waits for the others, and those need nothing of it until the end."""
+    """A rank waits for the others to finish, and they need nothing from it until the end."""
     plan = plan_of(folder, lambda shape: np.s_[slice(*share(shape[0]))])
     plan = {name: index for name, index in plan.items() if index is not None}
     group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
@@ -166,7 +166,7 @@ def tensors_that_are_not_shared_come_without_waiting(folder):
 
 
 def another_memory_on_each_rank(folder):
-    """They divide the work alike all the same."""
+    """The ranks still divide the work in the same way."""
     streamed(folder, None, memory_bytes=1 << 20 + 3 * dist.get_rank())
 
 
@@ -183,7 +183,7 @@ def tensors_come_in_the_order_of_rank_0(folder):
 
 
 def files_that_one_rank_has_cached(folder):
-    """It shares the reads of the others all the same."""
+    """The rank with cached files still shares the reads of the other ranks."""
     if dist.get_world_size() == 1:
         return
     path = source_of(folder) if dist.get_rank() == 0 else folder
@@ -199,7 +199,7 @@ def files_that_one_rank_has_cached(folder):
 
 
 def a_tensor_at_an_odd_place(folder):
-    """Elements of tensors lie at multiples of their size, wherever those of the file do."""
+    """Tensors are aligned to their element size, even if they are misaligned in the file."""
     odd = folder / f"odd-{dist.get_rank()}"
     source_of(odd).mkdir()
     data = {"byte": ("U8", 1, b"x"), "floats": ("F32", 1000, np.arange(1000, dtype="f4").tobytes())}
@@ -216,7 +216,7 @@ def a_tensor_at_an_odd_place(folder):
 
 
 def a_subgroup(folder):
-    """As hybrid sharding has it: each group of replicas loads for itself."""
+    """Hybrid sharding does this: each group of replicas loads for itself."""
     size = dist.get_world_size()
     if size < 2:
         return
@@ -237,7 +237,7 @@ def a_cast(folder):
 
 
 def by_storage_reader(folder, make, **options):
-    """Loads a state by our reader and by torch's, and compares what the ranks have."""
+    """Loads a state with our reader and with torch's, and compares the results on each rank."""
     found, expected = make(), make()
     dcp.load(found, storage_reader=HuggingFaceStorageReader(folder, **options))
     dcp.load(expected, storage_reader=dcp.HuggingFaceStorageReader(str(source_of(folder))))
@@ -251,7 +251,7 @@ def by_storage_reader(folder, make, **options):
 
 
 def state_on(folder, mesh_shape, placements_of):
-    """Returns a function that makes an empty state of DTensors, by the placements for each shape."""
+    """Returns a function that makes an empty state of DTensors, with the placements for each tensor."""
     mesh = init_device_mesh("cpu", mesh_shape)
     tensors = everything(folder)
 
@@ -293,7 +293,7 @@ def two_dimensions_by_storage_reader(folder):
 
 
 class PairedPlanner(DefaultLoadPlanner):
-    """One that has each tensor committed right after it was resolved, as Megatron's is."""
+    """Requires that each tensor is committed right after it was resolved, like Megatron's planner."""
 
     resolved = None
 
@@ -323,7 +323,7 @@ def alone_by_storage_reader(folder):
 
 
 def fully_sharded_by_storage_reader(folder):
-    """FSDP2, as torchtitan has it."""
+    """FSDP2, as in torchtitan."""
     expected = everything(folder)
 
     def make():
@@ -340,7 +340,7 @@ def fully_sharded_by_storage_reader(folder):
 
 
 def quantised_by_storage_reader(folder):
-    """FP8 in blocks, and MXFP4: whole, and rows of it."""
+    """Block-wise FP8, and MXFP4: whole tensors, and rows of them."""
     quantised = folder / "quantised"
     if dist.get_rank() == 0:
         write_quantised(source_of(quantised))
@@ -372,7 +372,7 @@ def write_quantised(folder):
             "b_blocks": torch.randint(0, 256, (4, 40, 3, 16), dtype=torch.uint8),
             "b_scales": torch.randint(120, 130, (4, 40, 3), dtype=torch.uint8),
         },
-        # Not in the file of its weight.
+        # This scale is in another file than its weight.
         "model-2.safetensors": {"a.weight_scale_inv": torch.rand(3, 5)},
     }
     weight_map = {}
@@ -383,7 +383,7 @@ def write_quantised(folder):
 
 
 def parts_in_several_files_by_storage_reader(folder):
-    """What torch's writer makes: each rank's parts in a file of its own."""
+    """torch's writer puts the parts of each rank into a separate file."""
     saved = folder / "saved"
     make = state_on(
         folder, (dist.get_world_size(),), lambda tensor: [Shard(0) if tensor.ndim else Replicate()]
@@ -421,7 +421,7 @@ def nothing_wanted_by_one_rank_by_storage_reader(folder):
 
 
 def a_rank_without_files_by_storage_reader(folder):
-    """One mount is not there yet, and the planner takes what it gets."""
+    """One rank's mount is still empty, and the planner accepts a partial load."""
     if dist.get_world_size() < 2:
         return
     empty = folder / "empty"
@@ -433,17 +433,17 @@ def a_rank_without_files_by_storage_reader(folder):
     state = {"layers.0.norm": torch.zeros(77)}
     with pytest.raises(CheckpointException, match=r"no \.safetensors files"):
         dcp.load(state, storage_reader=HuggingFaceStorageReader(mine), planner=planner)
-    # Where nobody has any, nothing is loaded, as by torch's reader.
+    # If no rank has files, nothing is loaded. torch's reader does the same.
     dcp.load(state, storage_reader=HuggingFaceStorageReader(empty), planner=planner)
     assert not state["layers.0.norm"].any()
 
 
 def cached_files_by_storage_reader(folder):
-    """Each rank reads for itself: views of the page cache, which are copied once."""
+    """Each rank uses its own views of the page cache, which are copied once."""
     choose, view, viewed = streaming.chosen, weights._on_file, []
 
     def chosen(files, wanted, strategy, **options):
-        # The kernel may have reclaimed pages: the files count as cached whether they are or not.
+        # The kernel may have reclaimed pages, so this treats the files as cached in any case.
         return ("mapped", "as told") if strategy == "auto" else choose(files, wanted, strategy, **options)
 
     found = state_on(folder, (dist.get_world_size(),), lambda _: [Replicate()])()
@@ -477,7 +477,7 @@ def a_group_that_is_not_the_one_that_loads(folder):
 
 
 def failure(begin, told):
-    """Has the last rank fail in `begin`, and looks for what the others raise."""
+    """Makes the last rank fail in `begin`, and checks the errors of the other ranks."""
     is_failing = dist.get_rank() == dist.get_world_size() - 1
     with pytest.raises((RankError, OSError, KeyError, TypeError, ValueError, ZeroDivisionError)) as raised:
         begin(is_failing)
@@ -485,7 +485,7 @@ def failure(begin, told):
     assert isinstance(error, RankError) != is_failing
     assert is_failing or error.rank == dist.get_world_size() - 1
     assert told in f"{type(error).__name__}: {error}"
-    # Nothing is left half done: the group can be used.
+    # The failure leaves the group usable.
     dist.barrier()
 
 
@@ -512,7 +512,7 @@ def a_bad_argument(folder):
 
 
 def a_rank_with_fake_tensors(folder):
-    """It has no bytes for the others."""
+    """Such a rank has no bytes for the others."""
 
     def begin(is_failing):
         with FakeTensorMode() if is_failing else nullcontext():
@@ -526,7 +526,7 @@ def a_consumer_that_fails(folder):
         stream = stream_checkpoint(folder, device="cpu", memory_bytes=1 << 20, process_group=dist.group.WORLD)
         for _ in stream:
             if is_failing:
-                # The generator is closed as it is dropped.
+                # Dropping the generator closes it.
                 del stream
                 raise ZeroDivisionError
         assert not is_failing
@@ -548,7 +548,7 @@ def a_consumer_that_fails_where_the_stream_is_closed(folder):
 
 
 def a_consumer_that_fails_where_nobody_needs_it(folder):
-    """All is in one round, or each rank reads for itself."""
+    """All tensors fit in one round, or each rank reads for itself."""
     names = list(everything(folder))
     of_rank = names[dist.get_rank() :: dist.get_world_size()]
     for path, plan in ((folder, names), (source_of(folder), names), (folder, of_rank)):
@@ -564,7 +564,7 @@ def a_consumer_that_fails_where_nobody_needs_it(folder):
 
 
 def a_failure_is_heard_between_tensors_of_a_ranks_own(folder):
-    """A rank that needs nothing of the others does not load all that it wants first."""
+    """A rank that needs nothing from the others notices a failure before it has loaded all of its tensors."""
     names = [name for name, tensor in everything(folder).items() if tensor.numel()]
     of_rank, seen = names[dist.get_rank() :: dist.get_world_size()], []
 
@@ -582,7 +582,7 @@ def a_failure_is_heard_between_tensors_of_a_ranks_own(folder):
 
 
 def a_file_that_is_rewritten_meanwhile(folder):
-    """In the end each rank looks, also where the bytes were in the page cache."""
+    """At the end, each rank checks the file, even if its bytes were in the page cache."""
     changed = source_of(folder) / f"changed-{dist.get_world_size()}"
     for path in (folder / changed.name, changed):
         if dist.get_rank() == 0:
@@ -611,7 +611,7 @@ def a_group_that_is_destroyed_meanwhile(folder):
 
 
 def a_refused_load(folder):
-    """One rank alone is refused a second load, and the next ones of all are none the worse."""
+    """A single rank is refused a second load. Later loads of all ranks still work."""
     stream = stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD)
     first = [next(stream)]
     if dist.get_rank() == 0:
@@ -644,7 +644,7 @@ def a_stream_that_nobody_begins(folder):
 
 
 def a_rank_that_needs_no_more(folder):
-    """Leaves after its last tensor, without asking for another one."""
+    """One rank leaves after its last tensor, without requesting another one."""
     names = list(everything(folder))
     stream = stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD)
     is_first = dist.get_rank() == 0
@@ -654,7 +654,7 @@ def a_rank_that_needs_no_more(folder):
 
 
 def a_rank_that_wants_little_and_leaves_with_it(folder):
-    """What it wants comes in the first of many rounds, in the others of which it is needed."""
+    """The first of many rounds has all tensors that this rank wants, but later rounds need the rank."""
     names = list(everything(folder))
     wants_little = dist.get_rank() == dist.get_world_size() - 1
     plan = names[:2] if wants_little else names
@@ -664,14 +664,14 @@ def a_rank_that_wants_little_and_leaves_with_it(folder):
 
 
 def another_checkpoint(folder):
-    """One rank has a tensor of another shape."""
+    """One rank's tensor has another shape."""
     if dist.get_world_size() < 2:
         return
     other = folder / f"other-{dist.get_rank()}"
     source_of(other).mkdir()
     is_odd = dist.get_rank() == dist.get_world_size() - 1
     save_file({"t": torch.zeros(3 + is_odd)}, source_of(other) / "model.safetensors")
-    # The first rank that sees it tells the others.
+    # The first rank that detects this tells the others.
     with pytest.raises(
         (ValueError, RankError), match=f"rank {dist.get_world_size() - 1} has a different checkpoint"
     ):
@@ -680,7 +680,7 @@ def another_checkpoint(folder):
 
 
 def copies_of_a_checkpoint(folder):
-    """Each rank has a copy, of another time; then one of them has other bytes."""
+    """Each rank has its own copy with a different time. Then one copy has different bytes."""
     rank, size = dist.get_rank(), dist.get_world_size()
     own = folder / f"copy-{rank}"
     source_of(own).mkdir()
@@ -690,12 +690,12 @@ def copies_of_a_checkpoint(folder):
     found = dict(stream_checkpoint(own, device="cpu", process_group=dist.group.WORLD))
     assert torch.equal(found["t"], torch.arange(3000))
     save_file({"t": torch.arange(3000) + (rank == size - 1), "one": torch.ones(1)}, path)
-    # It has the time of the others, but for a nanosecond.
+    # Its time differs from that of the others by one nanosecond.
     os.utime(path, ns=(1, 10**18 + (rank == size - 1)))
     if size > 1:
         with pytest.raises((ValueError, RankError), match=f"and {size - 1} have different checkpoints: 't'"):
             dict(stream_checkpoint(own, device="cpu", process_group=dist.group.WORLD))
-        # Where each wants a tensor of its own nothing is mixed.
+        # If the ranks want different tensors, their copies do not mix.
         plan = ["t"] if rank == 0 else ["one"]
         assert (
             list(dict(stream_checkpoint(own, device="cpu", plan=plan, process_group=dist.group.WORLD)))
@@ -720,7 +720,7 @@ def two_loads_at_once(folder):
     first = [next(stream)]
     with pytest.raises((RuntimeError, RankError), match="another load of this process uses the group"):
         load_state_dict(folder, process_group=dist.group.WORLD)
-    # The first one is as it was, and once it has ended the group is free.
+    # The first load is unaffected, and once it ends, the group is free.
     assert [name for name, _ in [*first, *stream]] == list(everything(folder))
     load_state_dict(folder, process_group=dist.group.WORLD)
 
@@ -736,11 +736,11 @@ def nothing_stays_in_the_store(folder):
     for waiting in (0, 1, None):
         load_state_dict(folder, process_group=dist.group.WORLD)
         dict(stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD))
-        # Where each reads for itself, and leaves with its last tensor, ranks meet at no other place.
+        # If each rank reads for itself and leaves with its last tensor, the ranks meet nowhere else.
         with closing(
             stream_checkpoint(source_of(folder), device="cpu", process_group=dist.group.WORLD)
         ) as stream:
-            # One rank waits for the others.
+            # One rank waits for the other ranks.
             assert len(list(islice(stream, count + (dist.get_rank() == waiting)))) == count
     dist.barrier()
     after = store.num_keys()
@@ -749,7 +749,7 @@ def nothing_stays_in_the_store(folder):
 
 
 def connections_to_the_store_are_kept_as_long_as_the_group(folder):
-    """For a new one torch asks a name server, which may not answer for seconds."""
+    """For a new connection, torch queries a name server, which may take seconds to answer."""
     group = dist.new_group()
     store = dist.distributed_c10d._get_process_group_store(group)
     used = []
@@ -780,7 +780,7 @@ def wait_for_threads(name):
 
 
 def a_plan_of_many_tensors(folder):
-    """The store takes 8 MiB at a time, and the last rank has more to say, however it is packed."""
+    """The store takes 8 MiB at a time. The last rank's message exceeds that, even when compressed."""
     del folder
     is_last = dist.get_rank() == dist.get_world_size() - 1
     letters = np.random.default_rng(dist.get_rank()).integers(0, 128, 10 << 20 if is_last else 100, "u1")
@@ -797,7 +797,7 @@ def a_plan_of_many_tensors(folder):
 
 
 def messages_that_are_not_valid(folder):
-    """The last rank sends them: one that grows when it is unpacked, and others that are broken."""
+    """The last rank sends these messages: one that grows when unpacked, and several broken ones."""
     last = dist.get_world_size() - 1
     messages = {
         zlib.compress(bytes(3 << 20)): "it has more than 1048576 bytes when unpacked",
@@ -829,7 +829,7 @@ def a_rank_with_too_much_to_say(folder):
 
 
 def module_on_meta(expected):
-    """Returns a module without memory for tensors, and the names that it has for theirs."""
+    """Returns a module on `meta`, and its names for the tensors."""
     names = {name: name.replace(".", "_") for name in expected}
     module = torch.nn.Module()
     with torch.device("meta"):
@@ -840,7 +840,7 @@ def module_on_meta(expected):
 
 
 def a_module_of_cached_files(folder):
-    """What a module gets is memory of its own, whatever becomes of the files."""
+    """The module gets its own memory, independent of the files."""
     expected = everything(folder)
     module, names = module_on_meta(expected)
     load_into(module, source_of(folder), rename=names, process_group=dist.group.WORLD)
@@ -857,7 +857,7 @@ def a_module_of_cached_files(folder):
 
 
 def a_module_that_fails(folder):
-    """The others hear why, also where each reads for itself."""
+    """The other ranks receive the reason, even if each rank reads for itself."""
     for path in (folder, source_of(folder)):
         module, names = module_on_meta(everything(folder))
 
@@ -880,7 +880,7 @@ def a_rank_without_a_module(folder):
 
 
 def a_slow_rank(folder):
-    """It beats while its consumer takes its time."""
+    """Rank 0 keeps sending beats while its program takes its time."""
     stream = stream_checkpoint(folder, device="cpu", memory_bytes=1 << 20, process_group=dist.group.WORLD)
     for number, _ in enumerate(stream):
         if number == 2 and dist.get_rank() == 0:
@@ -907,13 +907,13 @@ def a_state_dict(folder):
     expected = everything(folder)
     assert list(found) == list(load_state_dict(folder))
     assert all(is_equal(found[name], tensor) for name, tensor in expected.items())
-    # Whatever comes first for rank 0.
+    # This tensor comes first for rank 0.
     plan = list(found)[-1:] if dist.get_rank() == 0 else list(found)
     assert list(load_state_dict(folder, plan=plan, process_group=dist.group.WORLD)) == plan
 
 
 def checkpoints_that_are_open(folder):
-    """Some ranks open the files by another path and with another mode; the last one gives the path itself."""
+    """Some ranks open the files through another path and in another mode. The last rank passes the path."""
     rank, size = dist.get_rank(), dist.get_world_size()
     expected = everything(folder)
     linked = folder / f"linked-{rank}"
@@ -928,7 +928,7 @@ def checkpoints_that_are_open(folder):
         found = load_state_dict(given, process_group=dist.group.WORLD)
         assert all(is_equal(found[name], tensor) for name, tensor in expected.items())
         assert np.array_equal(checkpoint["layers.0.norm"], expected["layers.0.norm"].numpy())
-    # One that is closed is an error of all ranks.
+    # A closed checkpoint on one rank is an error on all ranks.
     with pytest.raises((ValueError, RankError), match="closed"):
         load_state_dict(checkpoint if rank == 0 else folder, process_group=dist.group.WORLD)
     dist.barrier()
@@ -1002,7 +1002,7 @@ CHECKS = {
 def main():
     results = Path(sys.argv[1])
     folder = results / "mount"
-    # What others hear of a rank they hear from it, and not by its silence.
+    # Ranks must learn about each other's failures from messages, not from silence.
     _meeting.SILENT_SECONDS = 10_000.0
     dist.init_process_group("gloo")
     with (results / f"{dist.get_rank()}").open("w") as file:
@@ -1010,7 +1010,7 @@ def main():
             failed, begun = None, time.monotonic()
             try:
                 check(folder)
-            except BaseException:  # noqa: BLE001 - whatever it is, it is the result
+            except BaseException:  # noqa: BLE001 - any exception is a result
                 failed = traceback.format_exc()
             seconds = time.monotonic() - begun
             print(json.dumps({"check": name, "failed": failed, "seconds": seconds}), file=file, flush=True)

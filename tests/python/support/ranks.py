@@ -1,4 +1,4 @@
-"""Ranks of a real process group: forks of a process that has torch, or started by torchrun or accelerate."""
+"""Ranks of a real process group: forks of a process with torch, or started by torchrun or accelerate."""
 
 import os
 import subprocess
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from support.torch_process import TorchProcess, run_torch
 
-# The loopback device: gloo would look the machine's name up, and connect to where that leads.
+# Selects the loopback device. gloo would otherwise look up the machine's name and use its address.
 GLOO = {"GLOO_SOCKET_IFNAME": "lo"}
-# `python -m` of its arguments.
+# Runs its arguments like `python -m`.
 LAUNCHER = """
 import runpy, sys
 del sys.argv[0]
@@ -22,7 +22,7 @@ def torchrun(world_size):
 
 
 def accelerate_launch(world_size):
-    # accelerate counts processes as GPUs. The program itself chooses its device.
+    # accelerate counts processes as GPUs, but the program chooses its own device.
     return [
         "accelerate.commands.accelerate_cli",
         "launch",
@@ -34,18 +34,17 @@ def accelerate_launch(world_size):
 
 
 def run_ranks(world_size, program, *arguments, environment=None, launch=None):
-    """Runs a Python file with its arguments on several ranks, and returns their output.
+    """Runs a Python file with arguments on several ranks, and returns their output.
 
-    Without a launcher the ranks are forks, in the environment that torchrun makes. This process then has the
-    store of their group, as a launcher does.
+    Without a launcher, the ranks are forks with torchrun's environment variables. This process then hosts the
+    store of the group, as a launcher does.
 
-    Raises:
-        AssertionError: A rank failed. The message has the output of every rank.
+    Raises: |- AssertionError: A rank failed. The message has the output of every rank.
     """
     variables = {**os.environ, **GLOO, **(environment or {})}
     if launch is None:
         return _run_forks(world_size, program, *arguments, environment=variables)
-    # The launcher is a fork, too. It starts each rank as a new Python.
+    # The launcher is a fork too. It starts each rank as a new Python process.
     command = [*launch(world_size), program, *arguments]
     done = run_torch(LAUNCHER, *command, env=variables, has_brief_end=True)
     assert done.returncode == 0, done.stderr
@@ -83,7 +82,7 @@ def _run_forks(world_size, program, *arguments, environment):
             except subprocess.TimeoutExpired:
                 failed = True
             if failed:
-                # Other ranks may wait long for the failed one. Only all outputs show which failed first.
+                # The other ranks may wait long for the failed rank. All outputs show which one failed first.
                 for rank in ranks:
                     rank.kill()
                 told = [f"rank {number}: {_told(end)}" for number, end in enumerate(ends)]
@@ -96,7 +95,7 @@ def _run_forks(world_size, program, *arguments, environment):
 
 
 def _told(end):
-    """Returns how a rank ended, and its output."""
+    """Returns how a rank ended, with its output."""
     if isinstance(end.exception(), subprocess.TimeoutExpired):
         return "did not end within 280 s"
     return "exit code {}\n{}\n{}".format(*end.result())

@@ -1,4 +1,4 @@
-"""Real file systems and real tools. With PAGESTREAM_TEST_REQUIRE_REAL=1 a missing one is a failure."""
+"""Real file systems and real tools. With PAGESTREAM_TEST_REQUIRE_REAL=1, a missing one is a failure."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ SFTP_SERVERS = (
 
 
 def missing(what):
-    """Skips the test, or fails it where nothing may be skipped."""
+    """Skips the test, or fails it if nothing may be skipped."""
     if os.environ.get("PAGESTREAM_TEST_REQUIRE_REAL") == "1":
         pytest.fail(f"{what} is needed (PAGESTREAM_TEST_REQUIRE_REAL=1)")
     pytest.skip(f"{what} is needed")
@@ -40,7 +40,7 @@ def need_tool(name):
 
 @contextlib.contextmanager
 def mounted(command, point):
-    """Runs a FUSE daemon that mounts itself on `point`, and unmounts it afterwards."""
+    """Runs a FUSE daemon that mounts itself at `point`, and unmounts it afterwards."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing("/dev/fuse")
     point.mkdir()
@@ -66,7 +66,7 @@ def bindfs(source, point, *options):
 
 @contextlib.contextmanager
 def stoppable_bindfs(folder):
-    """A mount with a file of 1 MiB, `f`, and its daemon in the foreground, to be stopped and continued."""
+    """Yields a mount with a file `f` of 1 MiB, and its foreground daemon, which tests stop and resume."""
     program = need_tool("bindfs")
     point, source = folder / "slow", folder / "behind"
     point.mkdir()
@@ -85,7 +85,7 @@ def stoppable_bindfs(folder):
 
 @contextlib.contextmanager
 def sshfs(source, point, *options):
-    """The real SFTP protocol over a pipe: the "ssh command" is a script that runs sftp-server."""
+    """Uses the real SFTP protocol over a pipe: a script that runs sftp-server serves as the "ssh command"."""
     server = next((path for path in SFTP_SERVERS if os.path.exists(path)), None)
     if server is None:
         missing("OpenSSH's sftp-server")
@@ -98,7 +98,7 @@ def sshfs(source, point, *options):
 
 
 def file_system_type(path):
-    """By the longest mount point that is a parent of `path`."""
+    """Returns the file system type of the longest mount point that is a parent of `path`."""
     best = ("", "")
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, *_ = line.split()
@@ -110,7 +110,7 @@ def file_system_type(path):
 
 @functools.cache
 def slow_fuse_program():
-    """Our own FUSE daemon, tests/rust/slow_fuse.rs, built if `cargo test` did not."""
+    """Returns the project's FUSE daemon, tests/rust/slow_fuse.rs. Builds it if `cargo test` has not."""
     command = [need_tool("cargo"), "build", "--quiet", "--example", "slow_fuse"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -119,7 +119,7 @@ def slow_fuse_program():
 
 @dataclass
 class SlowMount:
-    """A mount by `slow_fuse`; the counts are there once it is gone."""
+    """A `slow_fuse` mount. Its counts become available once it is unmounted."""
 
     path: Path
     gate: "Gate"
@@ -127,10 +127,10 @@ class SlowMount:
 
 
 class Gate:
-    """Where requests of a mount wait until the test lets them go.
+    """Holds requests of a mount until the test releases them.
 
-    A thread that waits for a page keeps the interpreter's lock, which the test needs: no held
-    bytes may be used by way of a mapping in Python.
+    A thread that waits for a page keeps the GIL, which the test needs. Therefore, Python must not use held
+    bytes through a mapping.
     """
 
     def __init__(self, daemon):
@@ -144,30 +144,30 @@ class Gate:
             return json.loads(self._daemon.stdout.readline())
 
     def hold(self, start=0, stop=1 << 62):
-        """Holds the reads that arrive from now on and begin at these bytes of a file."""
+        """Holds later reads that begin within these bytes of a file."""
         self._tell(f"hold reads {start} {stop}")
 
     def hold_openings(self):
         self._tell("hold openings")
 
     def wait_for(self, count):
-        """Waits until at least so many requests are held."""
+        """Waits until at least this many requests are held."""
         self._tell(f"wait {count}")
 
     def held(self):
-        """Returns the offset and the length of each read that is held, the first one first."""
+        """Returns the offset and length of each held read, oldest first."""
         return [tuple(each) for each in self._tell("held")]
 
     def release(self, count):
-        """Lets go of the requests that were held first."""
+        """Releases the oldest held requests."""
         self._tell(f"release {count}")
 
     def fail(self, count, errno):
-        """Has the requests fail that were held first."""
+        """Makes the oldest held requests fail."""
         self._tell(f"fail {count} {errno}")
 
     def open(self):
-        """Lets go of all requests, and holds no others."""
+        """Releases all requests and holds no later ones."""
         self._tell("open")
 
     def counts(self):
@@ -207,23 +207,28 @@ def slow_fuse(
     gather=None,
     program=None,
 ):
-    """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
+    """Shows the folder `source` at `mount`, with a delay for each read request, with failures, or with short
+    reads.
 
-    `bandwidth_bytes` is what all requests together get in a second, `request_bytes` the largest request, and
-    `read_ahead_bytes` the kernel's read-ahead window for the mount (128 KiB unless told).
-    With `keep_cache` opening a file leaves its pages in the page cache; else the kernel drops them.
-    `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
-    those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
-    The kernel may believe attributes for `attributes_hold_ms`, a second unless told. With `whole_seconds`
-    times have no fractions. Opening a file takes `open_delay_ms` longer.
+    `bandwidth_bytes` is the limit for all requests together in a second, `request_bytes` the largest request,
+    and `read_ahead_bytes` the kernel's read-ahead window of the mount (default 128 KiB). With `keep_cache`,
+    opening a file leaves its pages in the page cache; otherwise the kernel drops them. Each open takes
+    `open_delay_ms` longer. The kernel may cache attributes for `attributes_hold_ms`, by default a second.
+    With `whole_seconds`, times have no fractions.
+
+    `fail_after` is the number of read requests that succeed before all later ones fail with `errno` (default
+    EIO). Reads of any byte in `fail_range` fail too. `refuse_direct` makes O_DIRECT fail at "open" or at
+    "read".
+
     `gather` is a number of reads: reads are held until this many wait together. If the programs that use the
     mount fall asleep first, the held reads continue. The first 64 KiB of each file, its header, are exempt.
-    `.gate` holds requests as the test says.
-    `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
-    `program` is a build of the daemon, by default that of the tests.
-    Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`,
-    `openings` of files, `most_in_flight` reads, and `read_bytes_by_size`: the bytes that requests of 2**n up
-    to 2**(n + 1) bytes asked for, by n.
+    `.gate` holds requests under the test's control. `threads` answer requests. `background` is the number of
+    the kernel's own requests that arrive at a time, by default one per thread. `program` is a build of the
+    daemon, by default the tests' build.
+
+    Afterwards, `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`,
+    `openings` of files, `most_in_flight` reads, and `read_bytes_by_size`: for each n, the bytes of requests
+    of 2**n up to 2**(n + 1) bytes.
     """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing("/dev/fuse")
@@ -261,5 +266,5 @@ def slow_fuse(
         finally:
             if daemon.poll() is None:
                 daemon.kill()
-            # A mount whose daemon is dead is one still, and `ismount` does not see it.
+            # A mount whose daemon has died still exists, but `ismount` does not see it.
             subprocess.run(unmount, check=False, capture_output=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from support.process import has_never_waited, until
 
-# System calls that wait for another thread or process: futex, poll, ppoll, select,
-# pselect6, epoll_wait, epoll_pwait, accept, accept4, recvfrom, recvmsg, rt_sigtimedwait; and clock_nanosleep.
+# System calls that wait for another thread or process: futex, poll, ppoll, select, pselect6, epoll_wait,
+# epoll_pwait, accept, accept4, recvfrom, recvmsg, rt_sigtimedwait; and clock_nanosleep.
 WAITS = {
     "x86_64": {202, 7, 271, 23, 270, 232, 281, 43, 288, 45, 47, 128, 230},
     "aarch64": {98, 73, 72, 22, 202, 242, 207, 212, 137, 115},
@@ -31,7 +31,7 @@ def _wait_of(task):
 
 
 def _has_time_limit(call, arguments):
-    """For example, `pagestream-idle` wakes ten times a second: on a busy machine in each look."""
+    """For example, `pagestream-idle` wakes ten times a second: on a busy machine, once in each look."""
     return call == SLEEP or (call == FUTEX and int(arguments[3], 16) != 0)
 
 
@@ -39,8 +39,8 @@ def _own_threads():
     """Returns the /proc folders of the other threads that pagestream or Python has started.
 
     Threads of other libraries do not count: an earlier test may have imported a framework whose pool never
-    rests. A new thread has the name of its creator until it names itself, so every thread without a single
-    wait counts.
+    rests. A new thread has its creator's name until it names itself, so every thread that has never waited
+    counts.
     """
     of_python = {thread.native_id for thread in threading.enumerate()}
     for task in Path("/proc/self/task").iterdir():
@@ -53,7 +53,7 @@ def _own_threads():
 
 
 def _look():
-    """Returns the context switches of each own thread that waits, and which own thread runs, or None."""
+    """Returns the context switches of each waiting thread, and one running thread or None."""
     found, running = {}, None
     for task, name in _own_threads():
         try:
@@ -69,10 +69,10 @@ def _look():
 
 
 def threads_rest():
-    """Waits until every other own thread of this process is blocked. Returns true, or fails after 600 s.
+    """Waits until every other thread of pagestream or Python is blocked. Returns true, or fails after 600 s.
 
-    Two equal looks at the context switches prove that no thread ran in between. Waits with a time limit are
-    left out: such threads count as blocked, although they wake to look around.
+    Two looks with equal context switches prove that no thread ran in between. Waits with a time limit are
+    exceptions: their threads count as blocked, although they wake up from time to time.
     """
     deadline = time.monotonic() + 600
     while True:
@@ -96,7 +96,7 @@ def _task(name):
 
 
 def waits_of(name):
-    """Returns how often a thread of this name has waited, or None if there is none."""
+    """Returns how often a thread with this name has waited, or None if there is none."""
     with contextlib.suppress(OSError):
         if task := _task(name):
             lines = (task / "status").read_text().splitlines()
@@ -105,7 +105,7 @@ def waits_of(name):
 
 
 def sleep_ends(name, is_over):
-    """Waits until a thread of this name has slept and sleeps anew, or until all is over."""
+    """Waits until a thread with this name has slept and sleeps again, or until the condition holds."""
 
     def sleeping():
         with contextlib.suppress(OSError):

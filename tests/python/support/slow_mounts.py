@@ -1,4 +1,4 @@
-"""A checkpoint on two slow mounts: one that has a page cache, and one that has none."""
+"""A checkpoint on two slow mounts: one with a page cache, and one without."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from support import real
 
 @contextlib.contextmanager
 def slow_mounts(folder, tmp_path):
-    """Shows a folder at both mounts. Yields the mounts, and the bytes of the safetensors files."""
+    """Shows a folder on both mounts. Yields the mounts and the total size of the safetensors files."""
     total_bytes = 0
     for path in folder.glob("*.safetensors"):
         with MappedFile(path) as file:

@@ -1,4 +1,4 @@
-"""Programs that are started, say that they are ready, and begin when they are told to."""
+"""Programs that start, report that they are ready, and wait for a signal to begin."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ TIMEOUT_SECONDS = 60
 
 @contextlib.contextmanager
 def processes(program, arguments, wrapper=()):
-    """Yields processes of a program, one for each list of arguments, that have printed "open" and wait."""
+    """Yields processes of a program, one for each list of arguments. All have printed "open" and wait."""
     with contextlib.ExitStack() as ends:
         found = []
         for each in arguments:
@@ -30,10 +30,10 @@ def begin(processes):
 
 
 def last_lines(processes):
-    """Returns what processes print at their end, which has to be a good one."""
+    """Returns the last line of each process. All must exit successfully."""
     found = []
     for process in processes:
-        # Not by `communicate`, which leaves out what was read together with an earlier line.
+        # `communicate` would lose output that was read together with an earlier line.
         output = process.stdout.read()
         assert process.wait(TIMEOUT_SECONDS) == 0
         found.append(output.strip())

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 TOKEN_TYPES = ["u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8"]
 
-# How many tokens each file of a corpus has: empty files, and ranges that span several.
+# The number of tokens in each file of a corpus, with empty files. Ranges may span several files.
 shard_lengths = st.lists(st.integers(0, 12), min_size=1, max_size=6)
 
 
 def tokens_of(dtype, count, start=0):
-    """`count` different tokens, or as nearly as the type allows, the largest and smallest among them."""
+    """Returns `count` tokens, as distinct as the type allows, including its largest and smallest value."""
     info = np.iinfo(dtype)
     numbers = (np.arange(start, start + count) * 40_503 % min(int(info.max) + 1, 65_521)).astype(dtype)
     numbers[1::7] = info.max
@@ -23,7 +23,7 @@ def tokens_of(dtype, count, start=0):
 
 
 def write_tokens(path, tokens, format="raw"):
-    """Writes an array as a token file and returns its path as a str."""
+    """Writes an array as a token file and returns the path as a str."""
     if format == "npy":
         with open(path, "wb") as file:
             np.lib.format.write_array(file, tokens)

@@ -1,4 +1,4 @@
-"""Token files of each format, byte by byte as their projects write them, made without our code."""
+"""Token files of each format, written byte by byte as their projects do, without pagestream's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MEGATRON_CODES = {"u1": 1, "i1": 2, "<i2": 3, "<i4": 4, "<i8": 5, "<u2": 8, "<u4
 
 
 def llmc_bytes(tokens, magic=None, version=None, count=None, rest=b"\0"):
-    """A header of 256 words and the tokens. `rest` fills the words that are not to be looked at."""
+    """Returns a header of 256 words and the tokens. `rest` fills the words that readers must ignore."""
     tokens = np.asarray(tokens)
     known = {"uint16": (20240520, 1), "uint32": (20240801, 7)}.get(tokens.dtype.name, (20240520, 1))
     words = (
@@ -35,7 +35,7 @@ def megatron_index(
     entries=None,
     modes=b"",
 ):
-    """An `.idx`; `documents` are numbers of sequences, the first 0 and the last their count."""
+    """Returns an `.idx` file. `documents` are sequence numbers from 0 to the sequence count."""
     lengths = np.asarray(lengths, "<i4")
     if pointers is None:
         pointers = np.concatenate(([0], np.cumsum(lengths, dtype="<i8")))[: len(lengths)] * item_bytes
@@ -64,7 +64,7 @@ def write_file(path, content):
 
 
 def write_megatron(stem, tokens, lengths, documents=None, **changes):
-    """A pair of files, and the stem as a str."""
+    """Writes both files and returns the stem as a str."""
     tokens = np.asarray(tokens)
     documents = range(len(lengths) + 1) if documents is None else documents
     arguments = {

@@ -1,4 +1,4 @@
-"""Contexts in which torch's constructors are replaced, as libraries do to build models."""
+"""Contexts that replace torch's constructors, as libraries do while they build models."""
 
 import contextlib
 
@@ -6,14 +6,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-# Those that `deepspeed.zero.Init` wraps.
+# `deepspeed.zero.Init` wraps these constructors.
 WRAPPED = ("tensor", "empty", "zeros", "ones", "full", "arange", "eye", "randn")
 ORIGINALS = {name: getattr(torch, name) for name in WRAPPED}
 
 
 @contextlib.contextmanager
 def replaced(wrap, new_tensor=None):
-    """Replaces each constructor by a wrapper, and `torch.Tensor.__new__` by `new_tensor`."""
+    """Wraps each constructor, and replaces `torch.Tensor.__new__` by `new_tensor`."""
     with contextlib.ExitStack() as ends:
         if new_tensor is not None:
             ends.callback(setattr, torch.Tensor, "__new__", torch.Tensor.__new__)
@@ -46,12 +46,12 @@ def deepspeed_zero_init(dtype=torch.bfloat16, device="cpu"):
 
 
 def deepspeed_on_device():
-    """Replaces functions as `deepspeed.OnDevice(dtype=torch.float16)` does."""
+    """Replaces the same functions as `deepspeed.OnDevice(dtype=torch.float16)`."""
     return deepspeed_zero_init(torch.float16, "meta")
 
 
 def accelerate_init_empty_weights():
-    """Replaces functions as older releases of accelerate do with `include_buffers=True`."""
+    """Replaces the same functions as older accelerate releases do with `include_buffers=True`."""
 
     def patch_tensor_constructor(function):
         return lambda *args, **kwargs: function(*args, **{**kwargs, "device": torch.device("meta")})
@@ -79,7 +79,7 @@ def default_dtype():
 
 
 class Changes(TorchFunctionMode):
-    """Has one of torch's functions return tensors of float64."""
+    """Makes one of torch's functions return float64 tensors."""
 
     def __init__(self, name):
         super().__init__()

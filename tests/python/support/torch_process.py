@@ -1,9 +1,9 @@
-"""Programs that need torch, each in a fork of a process that has imported it.
+"""Programs that need torch, each run in a fork of a process that has imported torch.
 
-To import torch takes two seconds of a processor, and to fork a hundredth of that. Such a program finds all
-else as if Python had been started with it: `__main__`, arguments, folder, environment, streams; and what
-ends it ends this process only. It is no measure of what is imported, of memory, or of what Python does as it
-starts: those need a Python of their own.
+Importing torch takes two seconds of processor time, and forking a hundredth of that. In other respects, the
+program runs as if Python had just started it: `__main__`, arguments, folder, environment and streams are its
+own, and an exit or a crash ends only the fork. A fork cannot measure imports, memory or Python's startup.
+Tests of these start a new Python process.
 """
 
 import atexit
@@ -24,10 +24,10 @@ _lock = threading.RLock()
 
 @functools.cache
 def _server():
-    """Returns the socket of this process's server, which is started when the first program needs it."""
+    """Returns the socket of this process's server. The first program starts the server."""
     requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        # Variables that libraries read as they are loaded: a thread of theirs would be lost in a fork.
+        # Libraries read these variables when they load. A fork would lose their threads.
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         server = subprocess.Popen(
             [sys.executable, str(SERVER), str(theirs.fileno())],
@@ -65,7 +65,7 @@ def _python_variables(environment):
 
 
 def run_torch(code, *arguments, **options):
-    """`subprocess.run` of a program that needs torch. It captures what it prints as text."""
+    """Works like `subprocess.run` for a program that needs torch, and captures its output as text."""
     pipe = subprocess.PIPE
     with TorchProcess(code, *arguments, stdout=pipe, stderr=pipe, text=True, **options) as process:
         try:
@@ -77,10 +77,10 @@ def run_torch(code, *arguments, **options):
 
 
 class TorchProcess(subprocess.Popen):
-    """`subprocess.Popen` of Python with a program, as a fork of the server.
+    """Works like `subprocess.Popen` for a Python program, but forks the server.
 
-    With `has_brief_end` the modules of the server are not taken apart when the program has ended: for tests
-    that are not about the end of the interpreter.
+    With `has_brief_end`, the program ends without taking the server's modules apart. This is for tests that
+    do not examine the end of the interpreter.
     """
 
     def __init__(self, code, *arguments, has_brief_end=False, **options):

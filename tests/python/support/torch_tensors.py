@@ -1,4 +1,4 @@
-"""torch's tensors of every type that a file may have, and their comparison bit for bit."""
+"""torch tensors of every type that a file may have, and bit-for-bit comparisons."""
 
 import torch
 
@@ -6,7 +6,7 @@ from pagestream.weights.dtypes import NAMES
 
 
 def of_every_type(rng):
-    """Returns a tensor of each type by its name, of shape (20, 30), an empty one, and a scalar."""
+    """Returns a tensor of shape (20, 30) by the name of each type, an empty tensor, and a scalar."""
     found = {}
     for name in NAMES.values():
         kind = getattr(torch, name, None)
@@ -17,7 +17,7 @@ def of_every_type(rng):
 
 
 def same_bits(found, expected):
-    """Asserts that a tensor, on whatever device, is another one."""
+    """Asserts that two tensors on any devices have the same bits."""
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     one, other = (each.cpu().contiguous().reshape(-1).view(torch.uint8) for each in (found, expected))
     assert torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""safetensors files made byte by byte, and the element types that they may have."""
+"""safetensors files built byte by byte, and their possible element types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import ml_dtypes
 import numpy as np
 
-# safetensors' name, torch's name, NumPy's type.
+# safetensors' name, torch's name, NumPy's type
 ELEMENT_TYPES = [
     ("BOOL", "bool", np.bool_),
     ("U8", "uint8", np.uint8),
@@ -37,7 +37,7 @@ def entry(dtype, shape, begin, end):
 
 
 def weight_file(header, data=b""):
-    """A file of this header (a dict, text or bytes) and data (bytes, or how many zeros)."""
+    """Returns a file with this header (a dict, text or bytes) and this data (bytes, or a number of zeros)."""
     if isinstance(header, dict):
         header = json.dumps(header, separators=(",", ":"))
     if isinstance(header, str):
@@ -47,7 +47,7 @@ def weight_file(header, data=b""):
 
 
 def write(path, content):
-    """Writes a file and returns its path as a str."""
+    """Writes a file and returns the path as a str."""
     with open(path, "wb") as file:
         file.write(content)
     return str(path)
@@ -57,14 +57,14 @@ FLOATS = np.arange(5, dtype="<f4")
 
 
 def odd_file(path, remainder=1):
-    """A file with the byte 7 and then `FLOATS`, its header's length of this remainder by 8."""
+    """Returns a file with the byte 7 and then `FLOATS`. Its header length modulo 8 is `remainder`."""
     header = json.dumps({"byte": entry("U8", [1], 0, 1), "floats": entry("F32", [5], 1, 21)})
     header += " " * ((remainder - len(header)) % 8)
     return write(path, weight_file(header, b"\x07" + FLOATS.tobytes()))
 
 
 def changed_in_place(path, change):
-    """Changes a file until its time of change is another one: a file system may have a coarse clock."""
+    """Changes a file until its change time differs, because the file system's clock may be coarse."""
     before = os.stat(path).st_ctime_ns
     while os.stat(path).st_ctime_ns == before:
         change()

@@ -1,10 +1,10 @@
-"""Runs a scenario again and again, and each time lets another large allocation fail.
+"""Repeats a scenario and makes another large allocation fail each time.
 
     fail_each.py SCENARIO FOLDER SLOW
 
-FOLDER has files as `test_allocations.py` writes them, and SLOW shows it by FUSE. Prints the number of each
-allocation before it fails: if the process ends, the last line has the number. Ends with the number of
-allocations that failed.
+FOLDER has the files of `test_allocations.py`, and SLOW shows it through FUSE. Prints the number of each
+allocation before it fails, so that the last line names it if the process dies. Finally prints the number of
+failed allocations.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ plain, many = folder / "plain.safetensors", folder / "many.safetensors"
 
 
 def fresh(path):
-    """Returns a copy of a folder, whose headers no cache has."""
+    """Returns a copy of a folder, whose headers are not cached."""
     return shutil.copytree(path, Path(tempfile.mkdtemp(dir=folder)) / "copy")
 
 

@@ -1,4 +1,4 @@
-"""Streams a file where little address space is left, and prints the error.
+"""Streams a file with little address space left, and prints the error.
 
 few_bytes_left.py PATH BYTES
 """

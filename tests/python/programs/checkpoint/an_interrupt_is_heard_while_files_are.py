@@ -1,4 +1,4 @@
-"""An interrupt is heard while files are opened."""
+"""Interrupts the opening of many files."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pagestream
 
 def interrupt():
     while len(os.listdir("/proc/self/fd")) < 80:
-        time.sleep(0.001)  # the threads that open files need the processor
+        time.sleep(0.001)  # gives processor time to the opening threads
     os.kill(os.getpid(), signal.SIGINT)
 
 

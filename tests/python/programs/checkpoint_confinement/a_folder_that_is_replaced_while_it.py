@@ -1,4 +1,4 @@
-"""A folder that is replaced while it is opened stays the one that was opened."""
+"""Replaces a folder during its open, and checks that the original folder is used."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Hooks see the listing the index and every file and can refuse."""
+"""Audit hooks see the folder listing, the index and every file, and can refuse each of them."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Nothing outside is opened nor read."""
+"""Opens hostile checkpoints under strace."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Renaming."""
+"""Renames a file back and forth until the parent process ends."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Prints the tensors that the plug-in for TensorRT-LLM loads from a folder, or the class of its error."""
+"""Loads a folder with the TensorRT-LLM plug-in. Prints its tensors, or the class of the error."""
 
 import json
 import sys

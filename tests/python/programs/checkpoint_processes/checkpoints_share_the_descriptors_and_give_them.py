@@ -1,4 +1,4 @@
-"""Checkpoints share the descriptors and give them back."""
+"""Several checkpoints share the limit of descriptors and release them again."""
 
 import resource
 import sys

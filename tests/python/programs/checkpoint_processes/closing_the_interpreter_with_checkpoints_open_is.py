@@ -1,4 +1,4 @@
-"""Closing the interpreter with checkpoints open is quiet."""
+"""Exits with checkpoints open."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Leaks."""
+"""Opens and closes checkpoints ten thousand times, and checks descriptors, mappings and memory for leaks."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ def held():
     with open("/proc/self/status") as status:
         resident = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
     with open("/proc/self/maps") as maps:
-        # The allocator's own maps come and go.
+        # The allocator's own mappings come and go.
         mapped = sum("safetensors" in line for line in maps)
     return len(os.listdir("/proc/self/fd")), mapped, resident
 

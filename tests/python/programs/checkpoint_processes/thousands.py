@@ -1,4 +1,4 @@
-"""Thousands."""
+"""Reads a checkpoint of 3000 files under a low limit of descriptors, and notices replaced files."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ for step in (1, 977, 1):
         held.append(array) if number % 50 == 0 else None
 assert len(os.listdir("/proc/self/fd")) <= limit // 4 + 20
 weights.check()
-# A file that is not open and was replaced is noticed when it is opened again; and by check.
+# A replaced file that is not open is noticed when it is reopened, and by `check`.
 for number in (0, 1500, 2999):
     path = weights.info(f"t{number}").path
     os.replace(path, path + ".old")

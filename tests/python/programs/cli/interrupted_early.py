@@ -1,4 +1,4 @@
-"""`pagestream warm` that hears Ctrl-C while it imports modules, and while it lists the files of a folder.
+"""Sends Ctrl-C to `pagestream warm` during its imports, and while it lists the files of a folder.
 
 Prints the exit code of each run.
 """
@@ -14,7 +14,7 @@ folder = sys.argv[1]
 
 
 class Interrupter(MetaPathFinder):
-    """Interrupts the import of one module."""
+    """Interrupts the import of a module."""
 
     def __init__(self, name):
         self.name = name
@@ -31,7 +31,7 @@ def run(what):
         print(what, end.code)
 
 
-# From the outside in: a module that was imported is not found again.
+# The order is from the outside in, because imported modules are not looked up again.
 for name in (
     "typer",
     "pagestream.cli._app",

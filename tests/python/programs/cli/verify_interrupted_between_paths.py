@@ -1,4 +1,4 @@
-"""`pagestream verify` that hears Ctrl-C after its first path was given to a thread, and before the second."""
+"""Sends Ctrl-C to `pagestream verify` after a thread has taken the first path, but before the second path."""
 
 import os
 import signal

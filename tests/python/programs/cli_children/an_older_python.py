@@ -1,4 +1,4 @@
-"""Takes itself for Python 3.6, and imports `sitecustomize` from two folders as Python does when it starts."""
+"""Pretends to be Python 3.6, and imports `sitecustomize` from two folders, as Python does at startup."""
 
 import site
 import sys

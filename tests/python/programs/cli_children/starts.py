@@ -1,4 +1,4 @@
-"""Starts another Python."""
+"""Starts another Python process."""
 
 import subprocess
 import sys

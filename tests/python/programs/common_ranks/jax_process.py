@@ -1,4 +1,4 @@
-"""One of two processes of JAX. Prints the rank of its loader and the first token of the first batch."""
+"""One of two JAX processes. Prints the rank of its loader and the first token of the first batch."""
 
 import sys
 

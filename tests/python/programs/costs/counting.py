@@ -1,4 +1,4 @@
-"""Counts the instructions of a call, by the library of `count.c`."""
+"""Counts the instructions of a call with the library of `count.c`."""
 
 import ctypes
 import gc
@@ -8,7 +8,7 @@ LIBRARY = ctypes.CDLL(os.environ["COUNT_LIBRARY"])
 
 
 def count(who, what, call, times):
-    """Calls a function some times. Callgrind notes the instructions of all threads under a name."""
+    """Calls a function several times. Callgrind records the instructions of all threads under a name."""
     for _ in range(2):
         call()
     gc.collect()

@@ -1,4 +1,4 @@
-"""Gathers windows and batches of a cached token file by pagestream and by NumPy, within callgrind."""
+"""Gathers windows and batches of a cached token file with pagestream and with NumPy, under callgrind."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ starts = np.arange(ROWS) * 100_000
 
 
 def batch():
-    """Returns a batch as nanoGPT's `get_batch` makes it."""
+    """Returns a batch like nanoGPT's `get_batch`."""
     x = np.stack([memmap[start : start + LENGTH].astype(np.int64) for start in starts])
     return x, np.stack([memmap[start + 1 : start + 1 + LENGTH].astype(np.int64) for start in starts])
 

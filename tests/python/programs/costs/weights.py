@@ -1,4 +1,4 @@
-"""Reads tensors and opens files by pagestream and by safetensors, in a framework, within callgrind."""
+"""Reads tensors and opens files with pagestream and with safetensors, in a framework, under callgrind."""
 
 import itertools
 import shutil
@@ -23,7 +23,7 @@ def written(tensors):
 
 
 def copies(path, number):
-    """Yields new copies of a file. One that was opened before would not be parsed again."""
+    """Yields new copies of a file. The header of a file opened before would not be parsed again."""
     for _ in range(number):
         copy = path.with_stem(f"{path.stem}-{next(numbers)}")
         shutil.copyfile(path, copy)

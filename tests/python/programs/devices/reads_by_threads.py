@@ -1,4 +1,4 @@
-"""Reads a cached tensor of 8 MB for a device, which is the CPU: ``reads_by_threads.py PATH THREADS…``."""
+"""Loads a cached 8 MB tensor for a device, which is the CPU: ``reads_by_threads.py PATH THREADS…``."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ def load(threads):
         return file.get_tensor("large")
 
 
-load(1)  # starts the threads that live as long as the process
+load(1)  # starts the threads that exist until the process ends
 for number in map(int, numbers):
     os.access(f"begins-{number}", os.F_OK)
     found = load(number)

@@ -1,4 +1,4 @@
-"""Imports the library while torch's constructors are replaced, and loads then and later."""
+"""Imports pagestream while torch's constructors are replaced, and loads tensors then and later."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Loads inside the contexts of deepspeed itself, which replace torch's constructors while a model is built.
+"""Loads inside deepspeed's own contexts, which replace torch's constructors while a model is built.
 
-Usage: with_deepspeed.py FILE FOLDER, whose tensor `matrix` has elements of 32 bits.
+Usage: with_deepspeed.py FILE FOLDER. The tensor `matrix` has 32-bit elements.
 """
 
 import os
@@ -32,7 +32,7 @@ def load():
 
 
 expected = load_file(path)["matrix"].clone()
-# It would compile a collective of its own.
+# deepspeed would otherwise compile its own collective.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 os.environ |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""A program that logs hears the library."""
+"""Turns logging on and opens tokens, so that the library's messages appear."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Uses."""
+"""Maps a token file and takes one batch from it."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""Leaves in one of several ways while daemon threads read a checkpoint in all ways.
+"""Exits in one of several ways while daemon threads read a checkpoint in all ways.
 
     leave.py WAY FOLDER
 
-Waits for a line, prints "leaving" and leaves. The threads read again and again, to the end of the process.
+Waits for a line, prints "leaving" and exits. The threads keep reading until the process ends.
 """
 
 import atexit
@@ -72,7 +72,7 @@ WAYS = {
 }
 for read in (stream, get_tensors, get_slices, verify, warm):
     threading.Thread(target=again, args=(read,), daemon=True).start()
-# One that the interpreter drops as it ends.
+# The interpreter drops this stream as it exits.
 unfinished = open_checkpoint(folder).stream(strategy="pread")
 sys.stdin.readline()
 print("leaving", flush=True)

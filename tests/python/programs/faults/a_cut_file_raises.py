@@ -1,4 +1,4 @@
-"""A read of a cut file raises, whatever handlers are installed before and after the file is opened."""
+"""Reads of a truncated file raise, whatever handlers are installed before and after the file is opened."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A read of a cut file raises in a forked child."""
+"""Reads of a truncated file raise in a forked child."""
 
 import os
 import sys

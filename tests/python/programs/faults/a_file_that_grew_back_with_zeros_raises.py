@@ -1,4 +1,4 @@
-"""A read of a file that was cut and grew back with zeros raises."""
+"""Reads of a file that was truncated and grew back with zeros raise."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""A fault in a mapping that is not ours kills, whatever handlers there are."""
+"""A fault in a foreign mapping kills the process, whatever handlers are installed."""
 
 import sys
 

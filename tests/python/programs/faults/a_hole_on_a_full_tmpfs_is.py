@@ -1,4 +1,4 @@
-"""A hole on a full tmpfs is read all the same."""
+"""Reads a hole of a file on a full tmpfs."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A signal that is sent kills after faulthandler has left."""
+"""A sent signal kills the process after faulthandler was disabled."""
 
 import os
 import signal

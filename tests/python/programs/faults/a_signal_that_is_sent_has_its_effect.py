@@ -1,4 +1,4 @@
-"""A signal that is sent has the effect that it has without us."""
+"""A sent signal has the same effect as without pagestream."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Opens the file of the first argument, cuts it and reads beyond its new end."""
+"""Opens the file of the first argument, truncates it and reads past its new end."""
 
 import errno
 import mmap
@@ -12,7 +12,7 @@ path = sys.argv[1]
 
 
 def opened():
-    """Returns the file, after a first read."""
+    """Returns the file after a first read."""
     f = MappedFile(path)
     f.read(0, 10)
     return f

@@ -1,4 +1,4 @@
-"""Installs other handlers of SIGBUS by their names."""
+"""Installs other SIGBUS handlers by name."""
 
 import faulthandler
 import signal

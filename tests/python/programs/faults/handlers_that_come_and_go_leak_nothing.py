@@ -1,4 +1,4 @@
-"""Handlers that come and go leak no memory, and a read of a cut file still raises."""
+"""Installing and removing handlers leaks no memory, and reads of a truncated file still raise."""
 
 import signal
 

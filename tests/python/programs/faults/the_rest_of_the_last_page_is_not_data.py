@@ -1,4 +1,4 @@
-"""A read of the rest of the page in which a cut file ends raises."""
+"""Reads past the end of a truncated file, but within its last page, raise."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Four threads read a file at random that is cut to a random size again and again."""
+"""Four threads read a file at random while it is repeatedly truncated to a random size."""
 
 import os
 import random

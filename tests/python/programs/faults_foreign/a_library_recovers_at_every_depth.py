@@ -1,4 +1,4 @@
-"""A library recovers from faults of its own at each depth of the stack that it is given."""
+"""A library recovers from its own faults at each of the given stack depths."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A library recovers in more threads than the chain has places."""
+"""A library recovers in more threads than the chain of handlers has places."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A report of broken memory is ignored where SIGBUS was ignored."""
+"""A report of broken memory is ignored if SIGBUS was ignored."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""A report of broken memory that nobody touched kills."""
+"""A report of broken memory that no thread has touched kills the process."""
 
 from send import BUS_MCEERR_AO, send
 

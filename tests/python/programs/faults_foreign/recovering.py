@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-# The library is there before us, so its handler is our predecessor.
+# The library's handler is installed before ours, so ours calls it.
 library = ctypes.CDLL(sys.argv[1])
 library.touch.argtypes = [ctypes.c_size_t]
 assert library.prepare(sys.argv[2].encode()) == 0

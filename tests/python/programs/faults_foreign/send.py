@@ -1,4 +1,4 @@
-"""Sends a signal as the kernel makes it; a process may send itself any."""
+"""Sends this process a signal in the form of the kernel's signals."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""A call on a file puts our handler in front of one that came later."""
+"""A call on a file moves our handler in front of a later one."""
 
 import faulthandler
 import os

@@ -1,7 +1,7 @@
 """A thread forks right after a fault, before the main thread has handled the notice.
 
-The child prints how often its fork hook ran to its end, the exceptions that no caller got,
-and whether its first two calls raised.
+The child prints how often its fork hook ran to its end, the exceptions that reached no caller, and whether
+its first two calls raised.
 """
 
 import os
@@ -12,7 +12,7 @@ from notice import array, path, raised, unraised
 
 from pagestream import MappedFile
 
-sys.setswitchinterval(1000)  # The main thread gets the interpreter once the forking thread waits.
+sys.setswitchinterval(1000)  # The main thread runs once the forking thread waits.
 ended = []
 
 

@@ -1,4 +1,4 @@
-"""A hook for exceptions that nobody catches gets what it got before."""
+"""A hook for uncaught exceptions receives the same exceptions as before."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A main thread that waits for a worker hears of the damage at once."""
+"""A main thread that waits for a worker gets the error at once."""
 
 import os
 import queue

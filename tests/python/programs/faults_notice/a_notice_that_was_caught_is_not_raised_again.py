@@ -1,4 +1,4 @@
-"""A notice that was caught is not raised again by another exception that nobody catches."""
+"""Another uncaught exception does not raise a caught notice again."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Uses the array in callbacks, whose exceptions no caller can catch."""
+"""Uses the array in callbacks, where no caller can catch exceptions."""
 
 import gc
 import os

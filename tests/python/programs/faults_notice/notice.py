@@ -1,4 +1,4 @@
-"""Opens the file of the first argument, and says whether a use of it raised."""
+"""Opens the file of the first argument, and reports whether a use of it raised."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A huge page that fails is replaced whole in a writable mapping."""
+"""A failing huge page in a writable mapping is replaced whole."""
 
 import json
 import mmap
@@ -13,7 +13,7 @@ size = os.path.getsize(path)
 header = json.dumps({"x": {"dtype": "U8", "shape": [size - 4096], "data_offsets": [0, size - 4096]}}).encode()
 head = struct.pack("<Q", 4096 - 8) + header.ljust(4096 - 8)
 with open(path, "r+b") as file, mmap.mmap(file.fileno(), size) as mapping:
-    mapping[: len(head)] = head  # write(2) is not for hugetlbfs
+    mapping[: len(head)] = head  # hugetlbfs does not support write(2)
 x = safe_open(path, "np").get_tensor("x")
 huge = size // 8
 x[3 * huge] = 7

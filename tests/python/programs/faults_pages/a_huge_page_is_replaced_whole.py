@@ -1,4 +1,4 @@
-"""A huge page that fails is replaced whole."""
+"""A failing huge page is replaced whole."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A large file that was cut costs one error, and no walk of its pages."""
+"""A large truncated file raises one error, without a walk through its pages."""
 
 import os
 

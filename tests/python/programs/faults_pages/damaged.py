@@ -1,4 +1,4 @@
-"""Returns the error of a use of the file that is the first argument."""
+"""Returns the error of a use of the file in the first argument."""
 
 import sys
 

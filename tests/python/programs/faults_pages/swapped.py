@@ -1,4 +1,4 @@
-"""Writes pages of a tensor of 256 pages, and has the kernel swap them out."""
+"""Writes pages of a tensor of 256 pages, and makes the kernel swap them out."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from pagestream.safetensors import safe_open
 
 x = safe_open(path, "np").get_tensor("x").reshape(-1, 1024)
 written = [95, 96, 103, 104, 120, 200]
-# The kernel swaps out no page that another processor still has in its batch of new ones.
+# The kernel does not swap out a page while another processor has it in its batch of new pages.
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 first = x.ctypes.data // 4096 * 4096
 for page in written:

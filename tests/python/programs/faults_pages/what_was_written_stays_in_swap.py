@@ -1,4 +1,4 @@
-"""Pages that were written stay when they are in swap and another page fails."""
+"""Written pages in swap stay when another page fails."""
 
 from damaged import used
 from swapped import right, x

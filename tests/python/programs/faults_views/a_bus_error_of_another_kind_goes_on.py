@@ -1,4 +1,4 @@
-"""A bus error of another kind goes to the handler that was there before."""
+"""A bus error of another kind goes to the earlier handler."""
 
 import os
 import signal

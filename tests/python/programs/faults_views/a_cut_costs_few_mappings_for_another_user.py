@@ -1,4 +1,4 @@
-"""A cut costs few mappings for a user whom the kernel does not tell what is in memory."""
+"""A truncated file costs few mappings for a user who may not query residency."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from view import opened, path, use
 writer = int(sys.argv[3])
 os.setgroups([])
 os.setgid(65534)
-os.setuid(65534)  # Python's own files may not be theirs
+os.setuid(65534)  # this user may not read Python's own files
 f, array = opened()
 
 

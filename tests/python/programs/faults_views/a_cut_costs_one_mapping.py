@@ -1,4 +1,4 @@
-"""A cut costs one mapping in whatever order pages are used."""
+"""A truncated file costs one mapping, in whatever order its pages are used."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A cut file ends the process where the guard is off."""
+"""A truncated file kills the process if the guard is off."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A file in the place of one that was cut is told as well."""
+"""A file in the slot of a truncated file is reported too."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A forked child survives a cut file, and its parent is not touched."""
+"""A forked child survives a truncated file, and its parent is unaffected."""
 
 import os
 

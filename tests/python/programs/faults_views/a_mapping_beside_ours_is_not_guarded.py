@@ -1,4 +1,4 @@
-"""A mapping of somebody else that lies beside ours is not guarded."""
+"""A foreign mapping next to ours is not guarded."""
 
 import os
 import sys

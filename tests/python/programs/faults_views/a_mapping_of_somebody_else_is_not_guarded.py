@@ -1,4 +1,4 @@
-"""A mapping of somebody else is not guarded where a mapping of ours lay before."""
+"""A foreign mapping is not guarded, even at the address of an earlier mapping of ours."""
 
 import os
 

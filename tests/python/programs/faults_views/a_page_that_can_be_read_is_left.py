@@ -1,4 +1,4 @@
-"""A page that can be read after all is left as it is."""
+"""A page that turns out to be readable stays as it is."""
 
 import numpy as np
 from signals import ADDRESS_ERROR, send

@@ -1,4 +1,4 @@
-"""A page that faults for ever is replaced in the end, and each mapping has its own tries."""
+"""A page that keeps faulting is replaced in the end. Each mapping counts its own attempts."""
 
 from signals import ADDRESS_ERROR, send
 from view import opened, use

@@ -1,4 +1,4 @@
-"""A tensor of a cut file raises, whether the file is open or closed."""
+"""A tensor of a truncated file raises, whether the file is open or closed."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""A tensor that is used and dropped in one expression raises where its storage fails."""
+"""A tensor that is used and dropped in one expression raises if its storage fails."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A writable tensor of a new file puts our handler in front of one that came later."""
+"""A writable tensor of a new file moves our handler in front of a later one."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Ends by SIGSEGV: by a write to an array on read-only pages, or in another way.
+"""Dies by SIGSEGV: after a write to an array on read-only pages, or for another reason.
 
 Usage: a_write_to_read_only_memory.py FILE {array,corpus,file,elsewhere,by hand} [faulthandler | later]
 """

@@ -1,4 +1,4 @@
-"""An array on storage that fails for good: what was written stays, and an exception comes."""
+"""An array on storage that fails permanently keeps its written pages, and an exception is raised."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ kept = True
 try:
     if kind == "writable":
         array = safe_open(path, "np", ahead=False).get_tensor("x")
-        # Pages that were written belong to this process; then storage fails.
+        # Written pages belong to this process. After that, storage fails.
         for row in range(0, 4, 2):
             array[row, 0] = 7
     else:

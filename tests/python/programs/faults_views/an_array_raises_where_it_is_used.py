@@ -1,4 +1,4 @@
-"""An array of a cut file raises once where it is used, and all other calls from then on."""
+"""An array of a truncated file raises once where it is used. From then on, every call on the file raises."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""An array that is gone when its use is over raises."""
+"""An array that is freed right after its use raises."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Code that meets a page that cannot be read keeps its errno."""
+"""Code that touches an unreadable page keeps its errno."""
 
 import ctypes
 import errno

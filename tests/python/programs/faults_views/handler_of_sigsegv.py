@@ -1,4 +1,4 @@
-"""Says for each mode whether handing out arrays installs a handler of SIGSEGV."""
+"""Reports for each mode whether handing out arrays installs a SIGSEGV handler."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""A file that was cut hands out no more tensors."""
+"""A truncated file hands out no more tensors."""
 
 import os
 import sys

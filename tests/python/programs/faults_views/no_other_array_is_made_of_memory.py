@@ -1,4 +1,4 @@
-"""No other array is made of memory that was handed out before."""
+"""No second array is made from memory that was handed out before."""
 
 import os
 import sys

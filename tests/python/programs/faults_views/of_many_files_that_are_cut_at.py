@@ -1,4 +1,4 @@
-"""Of many files that are cut at a time a few are named."""
+"""The exception names a few of many files that are truncated at the same time."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Of many mappings the right one is damaged."""
+"""A fault damages the right one of many mappings."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Opening and closing leaves no slot taken."""
+"""Opening and closing files leaves no slot taken."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Pages that a disk cannot read are replaced and no others."""
+"""Only the unreadable pages of a disk are replaced."""
 
 import sys
 
@@ -9,7 +9,7 @@ from pagestream.errors import MappedReadError
 
 path = sys.argv[1]
 f = MappedFile(path)
-f.advise("random")  # a page a request
+f.advise("random")  # one page per request
 array = np.frombuffer(f, "u8").reshape(256, 512)
 assert [array[page, 0] for page in (97, 102)] == [98, 103]
 try:

@@ -1,4 +1,4 @@
-"""The error of a cut file tells where the file ends."""
+"""The error for a truncated file gives its new end."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The next view of a file puts our handler in front of one that came later."""
+"""The next view of a file moves our handler in front of a later one."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A use of the rest of the last page raises as well."""
+"""Using the rest of the last page raises too."""
 
 import ctypes
 import os

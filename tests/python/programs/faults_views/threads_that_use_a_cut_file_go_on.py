@@ -1,4 +1,4 @@
-"""Threads that use a cut file go on, and the main thread hears of the cut."""
+"""Threads that use a truncated file continue, and the main thread gets the error."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Torch workers survive a cut file."""
+"""torch workers survive a truncated file."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Two files that are cut at a time are one exception."""
+"""Two files truncated at the same time raise one exception."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ try:
         pass
 except MappedReadError as error:
     for _ in range(100):
-        pass  # a second one would leave from here
+        pass  # a second exception would escape from here
     [note] = error.__notes__
     told = [error.filename, note.split(": ")[0]]
     print(sorted(told) == paths, "cannot read 520192 bytes at offset 4096" in note)

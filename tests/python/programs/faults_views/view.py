@@ -1,4 +1,4 @@
-"""Opens the file of the first argument in the mode of the second, and judges what uses of it raise."""
+"""Opens the file of the first argument in the mode of the second, and evaluates the errors of its uses."""
 
 import errno
 import sys
@@ -12,13 +12,13 @@ path, mode = sys.argv[1], sys.argv[2]
 
 
 def opened():
-    """Returns the file and an array of it, of which each 8 bytes may hold their own number."""
+    """Returns the file and an array of it, in which each 8 bytes may hold their own number."""
     f = MappedFile(path, mode=mode)
     return f, np.frombuffer(f, "u8")
 
 
 def use(function):
-    """Returns the error of `function`. What is gone is used within it."""
+    """Returns the error of `function`, which also frees its objects."""
     try:
         function()
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""Opens a safetensors file, and takes a tensor out of it, in each of the ways that there are."""
+"""Opens a safetensors file and takes a tensor from it, in each of the available ways."""
 
 import pagestream
 from pagestream.safetensors import safe_open
@@ -22,7 +22,7 @@ def slice_of(opened):
     return opened.get_slice("x")[10:]
 
 
-# What opens the file, and what takes the tensor out of what was opened.
+# For each way, a function that opens the file, and one that takes the tensor from it.
 WAYS = {
     "numpy": (lambda path: safe_open(path, "np"), tensor_of),
     "torch": (lambda path: safe_open(path, "pt"), tensor_of),

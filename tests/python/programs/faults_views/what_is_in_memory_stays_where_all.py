@@ -1,4 +1,4 @@
-"""What is in memory stays where all of the storage is gone."""
+"""Cached pages stay if all of the storage is gone."""
 
 import os
 import sys
@@ -10,8 +10,8 @@ path = sys.argv[1]
 file = os.open(path, os.O_RDONLY)
 x = safe_open(path, "np").get_tensor("x").reshape(-1, 4096)
 written = x[125:225:30]
-written[:] = 7  # few, and not where is looked whether all is gone
-# What else the kernel has of the file. Opening the file now would drop the mapped pages as well.
+written[:] = 7  # only a few pages, outside those that are probed
+# Drops the other cached pages of the file. An open at this point would drop the mapped pages as well.
 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 print("ready", flush=True)
 sys.stdin.readline()

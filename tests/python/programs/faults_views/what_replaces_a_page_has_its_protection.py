@@ -1,4 +1,4 @@
-"""What replaces a page has its protection."""
+"""A replacement page has the protection of the original page."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What was written beside a page that cannot be read stays."""
+"""Pages written beside an unreadable page stay."""
 
 import sys
 

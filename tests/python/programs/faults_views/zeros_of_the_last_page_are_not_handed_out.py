@@ -1,4 +1,4 @@
-"""A file that was cut within its last page hands out no tensors."""
+"""A file truncated within its last page hands out no tensors."""
 
 import os
 import sys

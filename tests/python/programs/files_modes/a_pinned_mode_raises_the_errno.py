@@ -1,4 +1,4 @@
-"""A pinned mode raises the errno."""
+"""A pinned mode raises the errno of the failed mmap."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Uses a file in many ways: arrays lie on copy-on-write pages, and all else reads the shared mapping."""
+"""Uses a file in many ways. Arrays use copy-on-write pages, and everything else reads the shared mapping."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Positioned reads retry what passes and raise what does not."""
+"""Positioned reads retry transient errors and raise permanent ones."""
 
 import errno
 import sys

@@ -1,4 +1,4 @@
-"""The step down is by errno."""
+"""The errno of a failed mmap decides the next mode."""
 
 import sys
 

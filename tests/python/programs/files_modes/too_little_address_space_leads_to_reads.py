@@ -1,4 +1,4 @@
-"""Too little address space leads to reads and the limit is named."""
+"""With too little address space, files are read, and the limit is named."""
 
 import resource
 import sys

@@ -1,4 +1,4 @@
-"""A checkpoint opens once the write lease on one of its files is given back."""
+"""A checkpoint opens once the write lease on one of its files is released."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A file with a write lease opens once the lease is given back."""
+"""A file with a write lease opens once the lease is released."""
 
 import sys
 

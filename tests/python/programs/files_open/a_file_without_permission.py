@@ -1,4 +1,4 @@
-"""A file without permission."""
+"""Opens a file without permission."""
 
 import os
 import sys

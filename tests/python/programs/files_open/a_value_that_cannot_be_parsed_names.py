@@ -1,4 +1,4 @@
-"""A value that cannot be parsed names the variable."""
+"""An error for an invalid value names the environment variable."""
 
 import sys
 

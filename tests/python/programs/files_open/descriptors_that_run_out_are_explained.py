@@ -1,4 +1,4 @@
-"""Descriptors that run out are explained."""
+"""Opens files until the descriptors run out, and prints the error."""
 
 import resource
 import sys

@@ -1,4 +1,4 @@
-"""Runs a function while a write lease is on the file of the first argument."""
+"""Runs a function while the file of the first argument has a write lease."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ import time
 
 
 def under_a_lease(function):
-    """Runs `function`; the holder of the lease is told by SIGIO, and gives it back a second later."""
+    """Runs `function`. SIGIO tells the holder of the lease, which releases it a second later."""
     told, tell = os.pipe()
     holder = os.fork()
     if holder == 0:

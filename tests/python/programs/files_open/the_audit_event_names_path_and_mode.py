@@ -1,4 +1,4 @@
-"""The audit event names path and mode and can refuse."""
+"""The audit event contains the path and the mode, and a hook can refuse it."""
 
 import sys
 
@@ -24,7 +24,7 @@ for opener in (open_checkpoint, lambda path: safe_open(path, "np", mmap_mode="pr
         opener(path)
     except ValueError:
         pass
-# An index beside the tokens is not there, so it is not opened.
+# The tokens have no index beside them, so none is opened.
 modes = ["read", "auto", "auto", "private"]
 assert seen == [(path, mode) for mode in modes], seen
 try:

@@ -1,4 +1,4 @@
-"""The environment gives the mode and an argument wins."""
+"""An environment variable sets the mode, and an argument overrides it."""
 
 import sys
 

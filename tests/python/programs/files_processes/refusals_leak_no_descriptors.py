@@ -1,4 +1,4 @@
-"""Refusals leak no descriptors."""
+"""Refused opens leak no descriptors."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A seal fails while another one maps it and nothing has changed."""
+"""A seal fails while another process maps the buffer, and changes nothing."""
 
 import os
 

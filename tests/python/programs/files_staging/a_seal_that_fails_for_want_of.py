@@ -1,4 +1,4 @@
-"""A seal that fails for want of a descriptor has changed nothing."""
+"""A seal without a free descriptor fails and changes nothing."""
 
 import errno
 import os

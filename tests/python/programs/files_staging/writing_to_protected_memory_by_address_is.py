@@ -1,4 +1,4 @@
-"""Writing to protected memory by address is a segmentation fault."""
+"""Writes to protected memory by address, which is a segmentation fault."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Lock beyond the limit names the limit."""
+"""Locks more memory than the limit allows, and prints the error."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Residency does not trust mincore for a stranger."""
+"""Prints the residency for a user without write permission."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Residency that nobody can tell is not a number."""
+"""Prints the residency of a file where the kernel reports none."""
 
 import math
 import os

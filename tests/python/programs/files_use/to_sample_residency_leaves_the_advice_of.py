@@ -1,4 +1,4 @@
-"""To sample residency leaves the advice of a descriptor alone."""
+"""Samples the residency of a file that has random advice."""
 
 import os
 import sys

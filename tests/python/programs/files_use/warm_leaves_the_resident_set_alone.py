@@ -1,4 +1,4 @@
-"""Warm leaves the resident set alone."""
+"""Warms a file and prints the growth of the resident set."""
 
 import sys
 
@@ -13,5 +13,5 @@ f = MappedFile(sys.argv[1])
 f.warm(0, 1)
 before = resident()
 f.warm()
-assert f.residency().fraction > 0.9  # the kernel may have taken some pages back
+assert f.residency().fraction > 0.9  # the kernel may have reclaimed some pages
 print(resident() - before)

@@ -1,4 +1,4 @@
-"""What was made of a file stays valid until it dies, and is unmapped then."""
+"""Objects made from a file stay valid until they die, and the file is unmapped then."""
 
 import gc
 import sys
@@ -9,7 +9,7 @@ import torch
 
 from pagestream import MappedFile
 
-warnings.simplefilter("ignore")  # torch: the memory cannot be written
+warnings.simplefilter("ignore")  # torch warns that the memory cannot be written
 path = sys.argv[1]
 
 
@@ -45,7 +45,7 @@ match sys.argv[3]:
     case "delete":
         del f
         gc.collect()
-others = [MappedFile(path) for _ in range(8)]  # where it was, if it is gone
+others = [MappedFile(path) for _ in range(8)]  # these would reuse the address if the mapping were gone
 print(bytes(memoryview(np.asarray(made))) == open(path, "rb").read()[:70_001])
 del made, others
 globals().pop("f", None)

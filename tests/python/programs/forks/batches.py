@@ -1,4 +1,4 @@
-"""A child takes batches of a loader whose threads its parent has."""
+"""A child takes batches from a loader whose threads exist only in its parent."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A child closes a corpus that threads of its parent read."""
+"""A child closes a corpus while threads of its parent read it."""
 
 import sys
 import threading

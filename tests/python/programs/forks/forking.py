@@ -1,10 +1,10 @@
-"""Runs a function in a forked child; a child that hangs is killed by its alarm, and its status tells."""
+"""Runs a function in a forked child. An alarm kills a child that hangs, and its status shows that."""
 
 import faulthandler
 import os
 import signal
 
-# Messages of a child that aborts belong to the output of the test.
+# The test's output includes the messages of a child that aborts.
 os.dup2(1, 2)
 faulthandler.enable()
 
@@ -14,7 +14,7 @@ def forked(act):
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        # A child that hangs is killed, and shows its stacks.
+        # A child that hangs prints its stacks and is killed.
         faulthandler.register(signal.SIGALRM, chain=True)
         signal.alarm(120)
         try:

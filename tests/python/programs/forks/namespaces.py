@@ -1,4 +1,4 @@
-"""A child that has the id of its parent, as first process of another namespace, goes on with a loader."""
+"""A child with its parent's process ID, the first process of another namespace, continues with a loader."""
 
 import ctypes
 import faulthandler
@@ -14,7 +14,7 @@ CLONE_NEWPID = 0x20000000
 assert ctypes.CDLL(None).unshare(CLONE_NEWPID) == 0
 child = os.fork()
 if child == 0:
-    # No other alarm ends the first process of a namespace.
+    # No other alarm can end the first process of a namespace.
     faulthandler.dump_traceback_later(30, exit=True)
     assert os.getpid() == 1
     for _ in range(20):

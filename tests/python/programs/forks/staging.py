@@ -1,4 +1,4 @@
-"""A child uses a staging buffer whose lock threads of its parent take all the time."""
+"""A child uses a staging buffer while threads of its parent keep taking the lock."""
 
 import threading
 

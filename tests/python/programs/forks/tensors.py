@@ -1,4 +1,4 @@
-"""A child takes the tensors of a file that a thread of its parent takes them from."""
+"""A child takes tensors of a file from which a thread of its parent also takes them."""
 
 import sys
 import threading

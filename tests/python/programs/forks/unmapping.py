@@ -1,4 +1,4 @@
-"""A child keeps nothing of the files that threads of its parent unmap."""
+"""A child retains no file that threads of its parent unmap."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ def leftovers():
 
 
 def opened(number):
-    # A lead would keep the file for a moment.
+    # A lead would retain the file for a moment.
     with safe_open(f"{sys.argv[1]}/{number}.safetensors", "np", mmap_mode="private", ahead=False) as file:
         return file.get_tensor("t")
 
@@ -45,7 +45,7 @@ def wait_until_unmapped():
 def act():
     nothing_is_left()
     if turn % 5 == 0:
-        # Here threads unmap as they do in the parent, and forks find what they should.
+        # In this process, threads unmap as in the parent, and forks must find the same state.
         arrays = dirtied()
         del arrays
         assert forked(nothing_is_left) == 0

@@ -1,4 +1,4 @@
-"""Ctrl c is heard and the loader goes on."""
+"""Ctrl-C interrupts a loop, and the loader continues."""
 
 import sys
 

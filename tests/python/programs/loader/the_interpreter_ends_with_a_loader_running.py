@@ -1,4 +1,4 @@
-"""The interpreter ends with a loader running."""
+"""Exits with a loader running."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Batches in forks."""
+"""Forks while a thread takes batches. Each child frees the parent's batches and takes its own."""
 
 import faulthandler
 import os
@@ -23,10 +23,10 @@ thread.start()
 for turn in range(100):
     child = os.fork()
     if child == 0:
-        # A child that hangs is killed, and shows its stacks.
+        # A child that hangs prints its stacks and is killed.
         faulthandler.register(signal.SIGALRM, chain=True)
         signal.alarm(120)
-        kept.clear()  # the parent's arrays die here
+        kept.clear()  # frees the parent's arrays
         for _ in range(5):
             next(loader)
         loader.close()

@@ -1,4 +1,4 @@
-"""Metrics in forks."""
+"""Forks while a thread takes batches. Each child checks the metrics."""
 
 import faulthandler
 import os
@@ -23,7 +23,7 @@ before = 0
 for turn in range(150):
     child = os.fork()
     if child == 0:
-        # A child that hangs is killed, and shows its stacks.
+        # A child that hangs prints its stacks and is killed.
         faulthandler.register(signal.SIGALRM, chain=True)
         signal.alarm(120)
         found = loader.metrics()

@@ -1,8 +1,8 @@
-"""Loads an epoch of a token file as one rank of several, when it is told to.
+"""Loads an epoch of a token file as one of several ranks, once told to.
 
     rank.py PATH ORDER RANK WORLD_SIZE
 
-Prints "open" once the file is, waits for a line, and prints how many windows it got and their sum.
+Prints "open" once the file is open, waits for a line, and prints the number of its windows and their sum.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Forks."""
+"""Forks while a loader opens and closes files. Each child reads all files."""
 
 import faulthandler
 import os
@@ -26,7 +26,7 @@ thread.start()
 for turn in range(40):
     child = os.fork()
     if child == 0:
-        # A child that hangs is killed, and shows its stacks.
+        # A child that hangs prints its stacks and is killed.
         faulthandler.register(signal.SIGALRM, chain=True)
         signal.alarm(120)
         for shard in range(200):

@@ -1,4 +1,4 @@
-"""Large batch."""
+"""Takes a batch that exceeds the address space, and prints the error."""
 
 import resource
 import sys

@@ -1,4 +1,4 @@
-"""Runs the Python blocks of pages in the present folder unless they import torch, and prints how many ran."""
+"""Runs the Python blocks of pages that import no torch, in the current folder. Prints their number."""
 
 import re
 import sys

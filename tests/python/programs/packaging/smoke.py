@@ -1,4 +1,4 @@
-"""What a new user does first, without anything but NumPy."""
+"""The first steps of a new user, with NumPy alone."""
 
 import json
 import os

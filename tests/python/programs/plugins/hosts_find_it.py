@@ -1,4 +1,4 @@
-"""Entry points lead to the plug-ins. Each only registers, and SGLang's only if it is asked for."""
+"""Entry points lead to the plug-ins. Each plug-in only registers itself, and SGLang's only on request."""
 
 import os
 import sys

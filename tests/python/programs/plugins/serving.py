@@ -1,4 +1,4 @@
-"""Loads a folder by one of the plug-ins, as its host does. The hosts are those of ``hosts/``."""
+"""Loads a folder with one of the plug-ins, in the way of its host. ``hosts/`` has stand-ins."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ sys.path += [str(HERE / "hosts"), str(HERE.parent / "safetensors_slow_clients")]
 
 
 def is_installed():
-    """Returns whether ``import safetensors`` gives pagestream's module now."""
+    """Returns whether ``import safetensors`` currently gives pagestream's module."""
     import safetensors
 
     return safetensors is pagestream.safetensors
@@ -32,7 +32,7 @@ def vllm(folder, **options):
     from vllm.model_executor.model_loader import get_model_loader
 
     register = register_by("vllm.general_plugins")
-    register()  # vLLM may call it twice in a process
+    register()  # vLLM may call this twice in a process
     loader = get_model_loader(LoadConfig(load_format="pagestream", **options))
     return loader, loader._get_weights_iterator(loader.Source(folder, None, prefix=""))
 
@@ -66,7 +66,7 @@ def tensorrt_llm_loads(folder):
     from pagestream.plugins.tensorrt_llm import PagestreamWeightLoader
 
     assert LOADERS["pagestream"] is PagestreamWeightLoader
-    # What the host's `ModelLoader` passes to every loader.
+    # The host's `ModelLoader` passes these to every loader.
     options = {"mapping": Mapping(), "model": None, "source_identity": None}
     return dict(PagestreamWeightLoader().load_weights(folder, **options).items())
 

@@ -1,4 +1,4 @@
-"""vLLM's filter of experts, its prefixes, and its kind of tensors stay as they are."""
+"""vLLM's expert filter, its prefixes and its tensor class remain in effect."""
 
 import tempfile
 

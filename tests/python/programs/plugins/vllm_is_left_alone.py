@@ -1,4 +1,4 @@
-"""What `safetensors` is comes back: after a load, after one that is given up, and after one that fails."""
+"""The original `safetensors` returns after a load, after an abandoned load, and after a failed one."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Options of vLLM's loader: ours, vLLM's, and what nobody knows."""
+"""Options of vLLM's loader: pagestream's, vLLM's, and unknown ones."""
 
 import sys
 

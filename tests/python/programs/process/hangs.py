@@ -1,4 +1,4 @@
-"""A program that waits for ever, and so does its child, which prints its number."""
+"""Hangs forever with a child that hangs too. The child prints its process ID."""
 
 import os
 import signal

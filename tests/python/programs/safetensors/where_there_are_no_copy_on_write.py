@@ -1,4 +1,4 @@
-"""Where there are no copy on write pages mode and reason say so."""
+"""Prints mode and reason if there can be no copy-on-write pages."""
 
 import resource
 import sys

@@ -1,4 +1,4 @@
-"""accelerate dispatches a model, of which it offloads layers to a disk, by ours."""
+"""accelerate dispatches a model through pagestream, with some layers offloaded to disk."""
 
 import os
 import sys

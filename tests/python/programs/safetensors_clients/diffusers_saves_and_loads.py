@@ -1,4 +1,4 @@
-"""diffusers saves a model and loads it by ours."""
+"""diffusers saves a model and loads it through pagestream."""
 
 import sys
 
@@ -24,7 +24,7 @@ again = diffusers.UNet2DModel.from_pretrained(sys.argv[1]).eval()
 for name, tensor in model.state_dict().items():
     assert torch.equal(tensor, again.state_dict()[name]), name
 noise = torch.randn(1, 1, 8, 8)
-# Not equal: how a convolution rounds depends on where its weights lie, with upstream's reader too.
+# With upstream's reader too, rounding in a convolution depends on the address of its weights.
 assert torch.allclose(model(noise, 3).sample, again(noise, 3).sample, atol=1e-5)
 assert "diffusion_pytorch_model.safetensors" in names_opened(), names_opened()
 print("well")

@@ -1,4 +1,4 @@
-"""huggingface_hub saves a model and loads it by ours."""
+"""huggingface_hub saves a model and loads it through pagestream."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Installs ours before or after a client is imported, and lists the files that ours opens.
+"""Calls `install` before or after a client is imported, and lists the files that pagestream opens.
 
-The last argument says when: "first" or "last". `forks.py` of the slow clients has imported the clients before
-it forks this process.
+The last argument is "first" or "last". `forks.py` of the slow clients has imported the clients before it
+forks this process.
 """
 
 import importlib
@@ -15,7 +15,7 @@ sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event =
 
 
 def import_clients(*names):
-    """Imports torch and the clients, and puts ours in upstream's place first or last."""
+    """Imports torch and the clients, and calls `install` first or last."""
     assert "safetensors" in sys.modules
     is_first = sys.modules["safetensors"] is sys.modules.get("pagestream.safetensors")
     assert is_first == (sys.argv[-1] == "first"), "the fork is of another process"

@@ -1,4 +1,4 @@
-"""peft saves an adapter and loads it by ours."""
+"""peft saves an adapter and loads it through pagestream."""
 
 import copy
 import sys

@@ -1,4 +1,4 @@
-"""torch's checkpoint reader reads by ours."""
+"""torch's checkpoint reader reads through pagestream."""
 
 import sys
 

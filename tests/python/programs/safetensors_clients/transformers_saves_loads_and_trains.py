@@ -1,4 +1,4 @@
-"""transformers saves a model in shards, loads it by ours and trains it."""
+"""transformers saves a model in shards, loads it through pagestream and trains it."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ weights = pagestream.open_checkpoint(folder)
 state = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
 for name in weights:
     assert np.array_equal(weights[name], state[name].numpy()), name
-# Training writes to what was loaded: the file must stay.
+# Training writes to the loaded tensors, but the file must not change.
 before = {name: weights[name].copy() for name in weights}
 again = transformers.AutoModelForCausalLM.from_pretrained(folder)
 optimizer = torch.optim.SGD(again.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Counts the waits for jax in each way to load, and looks whether arrays are ready."""
+"""Counts the waits for jax in each way to load, and checks that the arrays are ready."""
 
 import sys
 

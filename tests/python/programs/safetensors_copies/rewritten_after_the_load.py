@@ -1,4 +1,5 @@
-"""Loads the tensor "a" for a framework, rewrites the file in place, and prints whether the values stayed.
+"""Loads the tensor "a" for a framework, rewrites the file in place, and prints whether the values are
+unchanged.
 
 Usage: rewritten_after_the_load.py FILE {jax,tensorflow,mlx,paddle}
 """

@@ -1,4 +1,4 @@
-"""A type that a framework lacks is a safetensor error with its name."""
+"""A type that a framework lacks raises a SafetensorError that names the type."""
 
 import sys
 

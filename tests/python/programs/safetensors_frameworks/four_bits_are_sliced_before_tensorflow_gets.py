@@ -1,4 +1,4 @@
-"""Four bits are sliced before tensorflow gets them."""
+"""Slices 4-bit tensors before they become TensorFlow tensors."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Paddles devices."""
+"""Loads for paddle's devices, and checks the refused device names."""
 
 import sys
 
@@ -20,5 +20,5 @@ for device in ("tpu", "cpu:1", -1, "cuda:x"):
 try:
     ours.safe_open(sys.argv[1], "paddle", "cuda").get_tensor("vector")
 except ours.SafetensorError as error:
-    print("refused", error)  # this paddle has no GPU
+    print("refused", error)  # this build of paddle has no GPU support
 print("well")

@@ -1,4 +1,4 @@
-"""Round trip."""
+"""Loads, saves and reloads tensors of a framework in every way."""
 
 import sys
 from importlib import import_module

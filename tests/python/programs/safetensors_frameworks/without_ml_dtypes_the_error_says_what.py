@@ -1,4 +1,4 @@
-"""Without ml dtypes the error says what to do and raw gives the bytes."""
+"""Without ml_dtypes, the error gives advice, and `raw` gives the bytes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Eight threads import upstream's module while ours comes and goes in its place."""
+"""Eight threads import upstream's module during repeated `install` and `uninstall` calls."""
 
 import importlib
 import threading

@@ -1,4 +1,4 @@
-"""Ours put under upstreams name by hand works."""
+"""Puts pagestream's module under upstream's name in `sys.modules` by hand."""
 
 import sys
 

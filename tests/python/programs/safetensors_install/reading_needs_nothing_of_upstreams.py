@@ -1,4 +1,4 @@
-"""Reading needs nothing of upstreams."""
+"""Reads tensors while upstream's package cannot be imported."""
 
 import sys
 
@@ -18,6 +18,6 @@ with ours.install():
     from safetensors import safe_open
 
     assert safe_open(sys.argv[1], "np").keys() == ["a"]
-    save_file({}, sys.argv[1])  # by upstream's, which can be imported now
+    save_file({}, sys.argv[1])  # upstream's code, which can be imported now
     assert load_file(sys.argv[1]) == {}
 print("well")

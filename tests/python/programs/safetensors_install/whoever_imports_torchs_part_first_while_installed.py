@@ -1,4 +1,4 @@
-"""Whoever imports torchs part first while installed can write too."""
+"""Imports the torch module for the first time while pagestream is installed, and saves a file."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A large mapping is unmapped by another thread."""
+"""Another thread unmaps a large mapping."""
 
 import os
 import sys

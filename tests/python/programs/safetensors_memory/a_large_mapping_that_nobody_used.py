@@ -1,4 +1,4 @@
-"""A large file is opened, its names are listed, and it is closed."""
+"""Opens a large file, lists its names and closes it."""
 
 import os
 import sys

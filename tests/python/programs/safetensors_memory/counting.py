@@ -1,4 +1,4 @@
-"""Counts what this process holds; its first argument is the file."""
+"""Counts the resources of this process. The first argument is the file."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""In read mode memory follows what is asked."""
+"""In "read" mode, memory grows with the requested tensors."""
 
 import sys
 

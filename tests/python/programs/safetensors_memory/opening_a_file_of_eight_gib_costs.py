@@ -1,4 +1,4 @@
-"""Opening a file of eight gib costs its header."""
+"""Opening a file of 8 GiB takes only the memory of its header."""
 
 import sys
 

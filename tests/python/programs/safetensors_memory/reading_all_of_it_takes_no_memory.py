@@ -1,4 +1,4 @@
-"""Reading all of it takes no memory of ones own."""
+"""Reading a whole file takes no private memory."""
 
 import sys
 
@@ -13,7 +13,7 @@ def total():
     return tensors, [float(tensor.sum()) for tensor in tensors.values()]
 
 
-total()  # what a first time costs
+total()  # pays one-time costs
 before = status("RssAnon")
 tensors, sums = total()
 assert sorted(sums) == [number * (1 << 20) for number in range(16)]

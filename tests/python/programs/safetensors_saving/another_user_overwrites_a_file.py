@@ -1,4 +1,4 @@
-"""Saves a file that another user may write, in a folder that is not theirs."""
+"""Saves a file as another user, who may write the file but not its folder."""
 
 import os
 import tempfile

@@ -1,8 +1,8 @@
-"""Imports what the other programs here need, and runs each of them in a fork.
+"""Imports the packages of the other programs in this folder, and runs each program in a fork.
 
 ``forks.py [install]``: with `install`, `pagestream.safetensors` first takes the place of safetensors. Each
-line of the input is JSON: a program, by its path from this folder, and its arguments. Each line of the output
-is JSON as well: the text that the child printed, and its exit status.
+input line is JSON: the path of a program, relative to this folder, and its arguments. Each output line is
+JSON too: the child's output and its exit status.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 
 def run(reading, writing, program, arguments):
-    """Runs a program in this process, and ends it."""
+    """Runs a program in this process, and then ends the process."""
     os.close(reading)
     os.dup2(writing, 1)
     os.close(writing)
@@ -43,13 +43,13 @@ if sys.argv[1:] == ["install"]:
 
     pagestream.safetensors.install()
 
-import accelerate  # noqa: F401 - for the children, as is all below
+import accelerate  # noqa: F401 - for the children, like all imports below
 import diffusers
 import peft  # noqa: F401
 import torch.distributed.checkpoint  # noqa: F401
 import transformers
 
-# What these packages import when it is first used.
+# First use of this name imports more modules.
 transformers.LlamaForCausalLM
 diffusers.UNet2DModel
 

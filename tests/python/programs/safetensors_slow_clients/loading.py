@@ -1,4 +1,4 @@
-"""How programs load weights: each by its own code, which has never heard of pagestream.
+"""Ways to load weights: each uses a package's own code, which does not know pagestream.
 
 ``loading.py WAY FOLDER...``, run by ``forks.py install``.
 """
@@ -11,7 +11,7 @@ from glob import glob
 
 
 def digest(tensors):
-    """Returns a digest of tensors by name. Tied ones count once, under any name."""
+    """Returns a digest of tensors by name. Tied tensors count once, under any of their names."""
     import torch
 
     found = {}
@@ -43,7 +43,7 @@ def diffusers_from_pretrained(folder):
 
 
 def accelerate_dispatches(folder):
-    """Returns the tensors of a model on meta that accelerate fills."""
+    """Returns the tensors of a model on `meta` that accelerate fills."""
     import accelerate
     import transformers
 
@@ -54,7 +54,7 @@ def accelerate_dispatches(folder):
 
 
 def accelerate_opens_for_each_tensor(folder):
-    """Returns what accelerate's loader of offloaded weights reads: it opens a file for each tensor."""
+    """Returns the tensors of accelerate's loader for offloaded weights: it opens a file for each."""
     import json
 
     from accelerate.utils import OffloadedWeightsLoader
@@ -87,19 +87,19 @@ def peft_loads_an_adapter(folder):
 
 
 def as_vllm(folder):
-    """Loads as vLLM 0.33 does, `safetensors_weights_iterator`: tensor after tensor, each copied at once."""
+    """Loads like vLLM 0.33's `safetensors_weights_iterator`: one tensor after another, copied at once."""
     from safetensors import safe_open
 
     found = {}
     for path in files(folder):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - as there
+            for name in file.keys():  # noqa: SIM118 - as in vLLM
                 found[name] = file.get_tensor(name).clone()
     return found
 
 
 def as_sglang(folder):
-    """Loads as SGLang 0.5.23 does, `buffered_multi_thread_safetensors_weights_iterator`: files in threads."""
+    """Loads like SGLang 0.5.23's `buffered_multi_thread_safetensors_weights_iterator`: files in threads."""
     import safetensors.torch
 
     found = {}
@@ -110,7 +110,7 @@ def as_sglang(folder):
 
 
 def as_a_rank_of_transformers(folder):
-    """Takes slices as tensor parallelism in transformers 5 does: of all tensors, then lazily in threads."""
+    """Takes slices like tensor parallelism in transformers 5: all slices first, then reads in threads."""
     import torch
     from safetensors import safe_open
 

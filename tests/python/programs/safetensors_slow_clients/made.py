@@ -1,4 +1,4 @@
-"""Makes a model's files, of which each is large enough to be read ahead. Prints the digest of its tensors."""
+"""Writes a model's files, each large enough for read-ahead. Prints the digest of its tensors."""
 
 import sys
 import warnings

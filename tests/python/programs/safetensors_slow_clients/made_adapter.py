@@ -1,4 +1,4 @@
-"""Makes the file of a large adapter. Prints the digest of its tensors."""
+"""Writes the file of a large adapter. Prints the digest of its tensors."""
 
 import sys
 

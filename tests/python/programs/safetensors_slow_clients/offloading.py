@@ -1,8 +1,8 @@
-"""Runs a model with layers that accelerate leaves on disk, and reads for each forward. Prints digests.
+"""Runs a model whose offloaded layers accelerate reads from disk for each forward pass. Prints digests.
 
-offloading.py accelerate|transformers OFFLOAD_FOLDER FOLDER SLOW_FOLDER...
+    offloading.py accelerate|transformers OFFLOAD_FOLDER FOLDER SLOW_FOLDER...
 
-The slow folders come after `install`.
+The slow folders follow after `install`.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ warnings.simplefilter("ignore")
 
 
 def device_map(layers):
-    """Returns where modules are: the embedding and half of the layers on the CPU, the others on disk."""
+    """Returns the places of modules: the embedding and half of the layers on the CPU, the rest on disk."""
     places = {f"model.layers.{number}": "cpu" if number < layers // 2 else "disk" for number in range(layers)}
     return {
         "model.embed_tokens": "cpu",

@@ -1,4 +1,4 @@
-"""Two ranks of transformers' tensor parallelism, each of which loads its parts. Prints digests.
+"""Two ranks of transformers' tensor parallelism, which each load their own parts. Prints digests.
 
 ``tensor_parallel.py RENDEZVOUS FOLDER...``, run by ``forks.py install``.
 """

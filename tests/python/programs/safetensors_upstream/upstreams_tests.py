@@ -1,4 +1,4 @@
-"""A file of upstream's tests runs with ours in upstream's place."""
+"""Runs a file of upstream's tests with pagestream in upstream's place."""
 
 import sys
 

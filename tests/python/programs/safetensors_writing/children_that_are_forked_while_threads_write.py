@@ -1,4 +1,4 @@
-"""Children that are forked while threads write can write."""
+"""Forks while threads write, and writes in the children."""
 
 import faulthandler
 import os
@@ -10,7 +10,7 @@ import numpy as np
 from pagestream.safetensors.numpy import save
 
 tensors = {"x": np.ones(4, "f4")}
-save(tensors)  # upstream's modules are imported by now: that has locks of Python's own
+save(tensors)  # imports upstream's modules first, because imports take Python's own locks
 
 
 def write():
@@ -23,7 +23,7 @@ for _ in range(2):
 for _ in range(60):
     child = os.fork()
     if child == 0:
-        # A child that hangs is killed, and shows its stacks.
+        # A child that hangs prints its stacks and is killed.
         faulthandler.register(signal.SIGALRM, chain=True)
         signal.alarm(120)
         save(tensors)

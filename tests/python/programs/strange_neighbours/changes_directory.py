@@ -1,4 +1,4 @@
-"""Changes its directory just before the next shard is opened, comes back, and opens that shard."""
+"""Changes the directory right before the next shard is opened, changes back, and opens that shard."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def hook(event, arguments):
 
 
 def open_files():
-    """Returns the paths of open files, except files that are closed meanwhile."""
+    """Returns the paths of open files, except files that close during the listing."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -35,7 +35,7 @@ with safe_open(first, "np") as file:
     for name in file.keys():  # noqa: SIM118 - no mapping
         file.get_tensor(name).sum()
     assert asked == [first, second]
-    # A thread opens it.
+    # Another thread opens the file.
     while not (opened := {f"{here}/{second}", f"{elsewhere}/{second}"}.intersection(open_files())):
         time.sleep(0.01)
     print(*opened)

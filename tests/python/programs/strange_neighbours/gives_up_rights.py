@@ -1,4 +1,4 @@
-"""Opens a file again after giving up its rights: prints how open and safe_open fail."""
+"""Drops its rights and reopens a file. Prints the failures of open and safe_open."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Drops its rights, so that no absolute path leads to its directory, and reads a checkpoint there."""
+"""Drops its rights, so that no absolute path reaches its directory, and reads a checkpoint there."""
 
 import os
 import sys

@@ -2,7 +2,7 @@
 
 import os
 
-# Threads of OpenBLAS would get the signal.
+# OpenBLAS threads would receive the signal.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import contextlib
@@ -21,10 +21,10 @@ def thread_names():
 
 
 path = sys.argv[1]
-# Its threads wait for memory, and so stay.
+# The threads of this stream wait for memory, so they do not end.
 stream = iter(pagestream.open_checkpoint([path]).stream(strategy="pread", memory_bytes=4 << 20))
 next(stream)
-# A thread that has just been started has no name yet, and the idle one ends after some seconds.
+# A new thread has no name yet, and the idle thread ends after a few seconds.
 seen = set()
 while not {"pagestream-idle", "pagestream-read"} <= seen:
     with safe_open(path, "np") as file:

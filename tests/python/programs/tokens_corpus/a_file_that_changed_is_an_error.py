@@ -1,4 +1,4 @@
-"""A file that changed while it was not open is an error that names it."""
+"""A file that changed while it was closed raises an error that names it."""
 
 import errno
 import os

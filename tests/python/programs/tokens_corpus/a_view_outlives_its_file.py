@@ -1,4 +1,4 @@
-"""A view outlives the open file that it is of."""
+"""A view stays valid after its file is closed."""
 
 import numpy as np
 from few_descriptors import contents, paths

@@ -1,4 +1,4 @@
-"""Lowers the limit of descriptors to 64, of which a corpus keeps 16 files open."""
+"""Lowers the limit to 64 descriptors. A corpus then keeps 16 files open."""
 
 import resource
 import sys

@@ -1,4 +1,4 @@
-"""Many code."""
+"""Reads a corpus of many files, and prints the most open files, descriptors and mappings."""
 
 import os
 import resource

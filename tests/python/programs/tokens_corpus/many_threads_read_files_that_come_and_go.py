@@ -1,4 +1,4 @@
-"""Many threads read a corpus whose files are opened and closed all the time."""
+"""Many threads read a corpus whose files keep being opened and closed."""
 
 from concurrent.futures import ThreadPoolExecutor
 

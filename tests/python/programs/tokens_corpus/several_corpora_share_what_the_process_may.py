@@ -1,4 +1,4 @@
-"""Several corpora share what the process may open."""
+"""Several corpora share the process's limit of open files."""
 
 import resource
 import sys

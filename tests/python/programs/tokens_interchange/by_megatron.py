@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import torch
 
-# tensorboard, which Megatron imports, would import it: six seconds.
+# Megatron imports tensorboard, which would import tensorflow: six seconds.
 sys.modules["tensorflow"] = None
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 

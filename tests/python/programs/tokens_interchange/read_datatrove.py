@@ -1,4 +1,4 @@
-"""Read datatrove."""
+"""datatrove reads token files of pagestream."""
 
 import sys
 

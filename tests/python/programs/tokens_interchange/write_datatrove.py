@@ -1,4 +1,4 @@
-"""Write datatrove."""
+"""datatrove writes token files for pagestream."""
 
 import sys
 

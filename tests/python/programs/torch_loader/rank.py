@@ -1,4 +1,4 @@
-"""Rank."""
+"""One rank of a process group reads batches, and writes their tokens and its state to a file."""
 
 import json
 import sys

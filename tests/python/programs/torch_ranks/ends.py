@@ -1,8 +1,8 @@
-"""One rank that loads ``FOLDER`` with others.
+"""One of several ranks that load ``FOLDER``.
 
-``FAILING_RANK`` ends its process by an exception, with the iterator open. ``ABSENT_RANK`` does not begin, and
-the group waits for it for ``TIMEOUT_SECONDS``. A rank prints what it raised, after how long, and what was
-logged, and ends once its input does: the store of the group is in one of them.
+``FAILING_RANK`` ends its process by an exception while the iterator is open. ``ABSENT_RANK`` does not begin,
+and the group waits for it for ``TIMEOUT_SECONDS``. Each rank prints its error, the elapsed time and its log
+messages, and ends once its input does, because one of the ranks hosts the store of the group.
 """
 
 import json
@@ -36,7 +36,7 @@ hear = _meeting._Beats.hear
 
 def hear_late(self, store):
     if store.check(["failure"]):
-        time.sleep(2)  # the rank that fails waits
+        time.sleep(2)  # the failing rank waits
     hear(self, store)
 
 

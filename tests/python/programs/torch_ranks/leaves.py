@@ -1,7 +1,6 @@
-"""One rank that loads ``FOLDER`` with others three times, and ends at once.
+"""One of several ranks that load ``FOLDER`` three times and exit at once.
 
-Those without the store of the group leave the last load after the one that has it. ``STORE`` is the
-address of another store.
+The rank that hosts the group's store leaves the last load first. ``STORE`` is the address of another store.
 """
 
 import os
@@ -41,6 +40,6 @@ if store is not None:
     assert kept.check(["kept0", "kept1", "kept2"]), "the file was another one meanwhile"
 print("done", flush=True)
 if store is None:
-    # No end of the process group: nothing waits for the others.
+    # The process group is not destroyed, so no rank waits for the others.
     os._exit(0)
 dist.destroy_process_group()

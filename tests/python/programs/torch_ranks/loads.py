@@ -1,13 +1,13 @@
-"""Loads ``FOLDER`` as one rank of several. Prints each name, and then its error or the number of tensors.
+"""Loads ``FOLDER`` as one of several ranks. Prints each name, and then the error or the number of tensors.
 
-It ends once its input does. Its place comes from the usual variables. The rank ``STOPPED_RANK`` sends itself
-the signal ``STOPPED_BY`` in its first exchange, to which all have come. With ``BY_READER`` it is torch that
-loads, by our reader. The rank ``KILLED_RANK`` kills itself with its first tensor in its hands.
+It ends once its input does. The usual variables define its rank. The rank ``STOPPED_RANK`` sends itself the
+signal ``STOPPED_BY`` in its first exchange, once all ranks have joined it. With ``BY_READER``, torch loads
+through our reader. The rank ``KILLED_RANK`` kills itself when it has its first tensor.
 
-``BEAT_SECONDS`` is the time between two beats. With ``NEVER_WATCHES`` a rank never connects to the next one.
-The rank ``STOPPED_RANK`` sends itself the signal before it connects if ``STOPPED_IN`` is "connect".
+``BEAT_SECONDS`` is the time between two beats. With ``NEVER_WATCHES``, a rank never connects to the next one.
+If ``STOPPED_IN`` is "connect", the rank ``STOPPED_RANK`` sends itself the signal before it connects.
 
-``HURRY`` is a file. When it exists, a silent peer counts as gone after a few looks: the next rank if
+``HURRY`` is a file. Once it exists, a silent peer counts as gone after a few looks: the next rank if
 ``HURRIES`` is "rank", the store if it is "store". No other peer counts as gone, however long it is silent. If
 ``HURRIES`` is "minute", the next rank counts as silent for 59 s, with the real limit. The first such look
 creates the file ``HURRY.looked``.
@@ -65,7 +65,7 @@ if hurries == "rank":
 elif hurries == "minute":
     _meeting._Beats._is_gone = is_gone_after_a_minute
 elif hurries == "store":
-    # Its limit is the same, and a live rank beats late on a busy machine.
+    # The real limit is unchanged, and on a busy machine a live rank beats late.
     _meeting._Beats._is_gone = is_never_gone
     threading.Thread(target=hurry, daemon=True).start()
 if os.environ.get("NEVER_WATCHES"):
@@ -114,7 +114,7 @@ try:
         sys.stdin.readline()
 except RankError as error:
     print(json.dumps([error.rank, str(error)]), flush=True)
-    # The store of the group is in one of them.
+    # One of the ranks hosts the store of the group.
     sys.stdin.read()
 else:
     print(json.dumps([None, f"{loaded} tensors"]), flush=True)

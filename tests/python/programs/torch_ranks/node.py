@@ -1,6 +1,6 @@
-"""A rank that loads from mounts of its own: ``node.py FOLDER…``.
+"""A rank that loads from its own mounts: ``node.py FOLDER…``.
 
-Each folder has the name of a way to load, and a mount for each rank.
+Each folder is named after a way to load, and contains one mount for each rank.
 """
 
 import sys
@@ -26,12 +26,12 @@ def half(part):
 
 
 def is_right(name, tensor):
-    """The tensors are full of their numbers."""
+    """Returns whether each tensor is filled with its number."""
     return bool((tensor == int(name[1:])).all())
 
 
 def load_by_readers(mine):
-    # Imported here: they take a second.
+    # Imported here because they take a second.
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
@@ -42,7 +42,7 @@ def load_by_readers(mine):
     mesh = init_device_mesh("cpu", (size,))
     with open_checkpoint(mine, ahead=False) as weights:
         shapes = {name: weights.info(name).shape for name in weights}
-    # Half by rows, half by columns.
+    # Half of the tensors are sharded by rows, half by columns.
     state = {
         name: distributed_empty(
             *shape, dtype=torch.uint8, device_mesh=mesh, placements=[Shard(int(name[1:]) % 2)]

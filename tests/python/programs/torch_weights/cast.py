@@ -1,4 +1,4 @@
-"""Loads a file as bfloat16, and prints the memory that it took at most."""
+"""Loads a file as bfloat16, and prints the peak of its memory."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from pagestream.torch import load_state_dict
 
 from support.memory_peak import Peak
 
-load_state_dict(sys.argv[1], mmap_mode="read", plan=["t00"], dtype=torch.bfloat16)  # torch's own first costs
+load_state_dict(sys.argv[1], mmap_mode="read", plan=["t00"], dtype=torch.bfloat16)  # pays one-time costs
 with Peak() as peak:
     found = load_state_dict(sys.argv[1], mmap_mode="read", dtype=torch.bfloat16)
 print(json.dumps({"kept_bytes": sum(t.nbytes for t in found.values()), "peak_bytes": peak.extra_bytes}))

@@ -1,4 +1,4 @@
-"""Forks in the middle of a stream to a device: the child's use of it is refused, and the parent's goes on."""
+"""Forks during a stream to a device. The child may not use it, and the parent's stream continues."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ stream = stream_checkpoint(sys.argv[1], device="cpu", memory_bytes=4 << 20)
 found = dict([next(stream)])
 child = os.fork()
 if child == 0:
-    # The simulated device has no thread here: nothing of it may be waited for.
+    # In the child, the simulated device has no thread, so nothing may wait for it.
     try:
         next(stream)
     except ValueError as error:

@@ -19,7 +19,7 @@ copy_device.staged_for = lambda _: late
 
 
 def interrupt():
-    # It is said once the first reads hang.
+    # The parent writes this line once the first reads hang.
     sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGINT)
 

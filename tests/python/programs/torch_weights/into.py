@@ -1,4 +1,4 @@
-"""Fills a model of 24 tensors of 8 MiB, and prints the memory that it took at most beside what was there."""
+"""Fills a model of 24 tensors of 8 MiB, and prints the peak of its additional memory."""
 
 import json
 import sys

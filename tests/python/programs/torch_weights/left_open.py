@@ -1,4 +1,4 @@
-"""Ends with a stream to a device that is neither used up nor closed."""
+"""Exits with a stream to a device that is neither exhausted nor closed."""
 
 import sys
 

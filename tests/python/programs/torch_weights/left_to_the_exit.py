@@ -1,4 +1,4 @@
-"""Ends with a stream to a device open. Prints leftovers after pagestream's exit handlers."""
+"""Exits with a stream to a device open. Prints leftovers after pagestream's exit handlers."""
 
 import atexit
 import sys
@@ -21,5 +21,5 @@ weights = open_checkpoint(sys.argv[1])
 files, wanted = native_files(weights), planned(weights, None, "file")
 pairs = transferred(files, wanted, late, cast_to(None), 4 << 20, None, "pread")
 print(next(pairs)[0].info.name)
-# Keeps the generator past the module of this program.
+# This keeps the generator alive longer than this program's module.
 sys.pairs = pairs

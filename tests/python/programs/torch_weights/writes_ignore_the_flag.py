@@ -1,4 +1,5 @@
-"""Writes through torch to read-only arrays, whose flag torch ignores. A read-only page would end the process.
+"""Writes through torch to read-only arrays, because torch ignores the flag. A read-only page would kill the
+process.
 
 Usage: writes_ignore_the_flag.py WEIGHTS, a file whose tensor `vector` has float32 elements.
 """

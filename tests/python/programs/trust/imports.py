@@ -1,4 +1,4 @@
-"""Compares what a process has before and after it imports pagestream."""
+"""Compares the state of a process before and after it imports pagestream."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Reads tokens and weights in each way that needs neither a framework nor a package beside NumPy."""
+"""Reads tokens and weights in each way that needs no package other than NumPy."""
 
 import sys
 from pathlib import Path

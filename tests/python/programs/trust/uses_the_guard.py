@@ -1,4 +1,4 @@
-"""Prints the signal handlers that the import adds, and the numbers of those that a mapping adds."""
+"""Prints the signal handlers that the import adds, and the signal numbers of those that a mapping adds."""
 
 import sys
 from pathlib import Path
@@ -17,5 +17,5 @@ file = pagestream.MappedFile(sys.argv[1])
 file.read(0, 1)
 states.append(handled())
 before, imported, mapped = states
-# Bit n - 1 stands for signal n (proc_pid_status(5)).
+# Bit n - 1 represents signal n (proc_pid_status(5)).
 print(imported ^ before, [bit + 1 for bit in range(64) if (mapped ^ before) >> bit & 1])

@@ -1,4 +1,4 @@
-"""An audit hook sees the checksums that are there, and can refuse them."""
+"""An audit hook sees existing checksums and can refuse them."""
 
 import sys
 

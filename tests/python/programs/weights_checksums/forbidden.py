@@ -1,4 +1,4 @@
-"""Prints the file that a verification reports when the checksums may not be read."""
+"""Prints the file that a verification reports if it may not read the checksums."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ weights = open_checkpoint(sys.argv[1])
 os.chmod(written, 0)
 os.chmod(os.path.dirname(written), 0o755)
 if os.getuid() == 0:
-    # Root reads everything.
+    # Root could read everything.
     for folder in (os.path.dirname(written), os.path.dirname(os.path.dirname(written))):
         os.chmod(folder, 0o755)
     os.seteuid(65534)

@@ -1,4 +1,4 @@
-"""Forks in the middle of a verification: the child's is refused, and one of its own works."""
+"""Forks during a verification. The child's use of it is refused, and a new verification works."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def fork(_done, _total):
 try:
     report = weights.verify(progress=fork)
 except ValueError as error:
-    # The child cannot wait for threads that it does not have.
+    # The child cannot wait for threads that exist only in its parent.
     print("told" if "forked" in str(error) else error, flush=True)
     report = weights.verify()
     print(len(report.checked), len(report.bad), flush=True)

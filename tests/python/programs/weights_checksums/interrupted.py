@@ -1,4 +1,4 @@
-"""Interrupts the making of checksums while the first reads hang."""
+"""Interrupts the writing of checksums while the first reads hang."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ done_bytes = [0]
 
 
 def interrupt():
-    # It is said once the first reads hang.
+    # The parent writes this line once the first reads hang.
     sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""Prints by how many bytes a verification raises the peak of anonymous memory."""
+"""Prints how many bytes a verification adds to the peak of anonymous memory."""
 
 import sys
 import threading

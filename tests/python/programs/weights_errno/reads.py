@@ -1,4 +1,4 @@
-"""Reads all tensors of a checkpoint in some way, and prints whether they are right, or what was raised."""
+"""Reads all tensors of a checkpoint in one of several ways. Prints whether they are right, or the error."""
 
 import errno
 import sys

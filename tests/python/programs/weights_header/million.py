@@ -1,4 +1,4 @@
-"""Million."""
+"""Opens a checkpoint with a million names, and prints the peak of memory."""
 
 import sys
 

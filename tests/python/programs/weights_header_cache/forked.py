@@ -1,4 +1,4 @@
-"""Forks while threads open files: each child opens them all, and none waits for a thread that it lacks.
+"""Forks while threads open files. Each child opens all files, and waits for no thread of its parent.
 
 forked.py FOLDER SECONDS
 """

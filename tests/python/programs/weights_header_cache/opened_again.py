@@ -1,4 +1,4 @@
-"""Opens a file twice with a pause that settles it, calls access(2) as a mark, and opens it ten times more.
+"""Opens a file twice with a pause that settles it, calls access(2) as a mark, and opens it ten more times.
 
 opened_again.py PATH WAY SECONDS
 """

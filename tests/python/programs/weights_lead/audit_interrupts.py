@@ -1,4 +1,4 @@
-"""An audit hook is interrupted when the second shard of a folder is about to be read ahead."""
+"""Interrupts an audit hook when the second shard of a folder is about to be read ahead."""
 
 import sys
 from pathlib import Path
@@ -28,6 +28,6 @@ with safe_open(first, "np") as file:
             found = file.get_tensor(name)
         assert found.min() == found.max() == 16 + int(name.split(".")[-1])
 assert interrupted == [second]
-# A lead that has nothing left to do is off, and its file is not kept for the next opening.
+# A lead without work is off, and its file is not kept for the next open.
 assert threads_end("pagestream-read")
 print(f"interrupted, and read; open once it is closed: {open_descriptors(first)}")

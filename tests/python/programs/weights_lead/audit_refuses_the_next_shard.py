@@ -1,4 +1,4 @@
-"""An audit hook refuses the second shard of a folder until it lets everything pass."""
+"""An audit hook first refuses the second shard of a folder, and later allows everything."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Forks in the middle of a lead: parent and child read all tensors. Prints how many each found right."""
+"""Forks during a lead. Parent and child read all tensors and print how many of them were right."""
 
 import os
 import sys

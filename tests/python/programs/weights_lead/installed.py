@@ -1,4 +1,4 @@
-"""A program that knows only upstream's names, after `install`. Prints the sum of all bytes."""
+"""Uses only upstream's names, after `install`. Prints the sum of all bytes."""
 
 import sys
 

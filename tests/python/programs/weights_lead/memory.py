@@ -1,4 +1,4 @@
-"""Uses tensors one after another with a lead, and prints by how many KiB anonymous memory grew at most."""
+"""Uses tensors one after another with a lead, and prints the peak growth of anonymous memory in KiB."""
 
 import sys
 from pathlib import Path

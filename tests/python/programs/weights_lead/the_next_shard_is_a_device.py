@@ -1,4 +1,4 @@
-"""Reads the first shard of a folder, whose lead goes on to the second.
+"""Reads the first shard of a folder, so that the lead would continue with the second.
 
 Usage: the_next_shard_is_a_device.py FIRST SECOND
 """

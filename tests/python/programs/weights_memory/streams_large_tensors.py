@@ -1,4 +1,4 @@
-"""Streams a checkpoint whose tensors are full of their numbers, and prints the numbers.
+"""Streams a checkpoint whose tensors are filled with their numbers, and prints the numbers.
 
 streams_large_tensors.py FOLDER STRATEGY
 """

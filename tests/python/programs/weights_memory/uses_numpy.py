@@ -1,4 +1,4 @@
-"""Uses every tensor of a checkpoint as an array of NumPy."""
+"""Uses every tensor of a checkpoint as a NumPy array."""
 
 from using import folder, use_by
 

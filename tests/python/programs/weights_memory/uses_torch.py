@@ -1,4 +1,4 @@
-"""Uses tensors of a checkpoint as tensors of torch."""
+"""Uses tensors of a checkpoint as torch tensors."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Uses tensors one after another, as a program that keeps none of them."""
+"""Uses tensors one after another and keeps none of them."""
 
 import json
 import sys
@@ -13,13 +13,13 @@ folder = Path(sys.argv[1])
 
 
 def stored_bytes():
-    """Returns the bytes that block devices gave this process."""
+    """Returns the bytes that this process has read from block devices."""
     with open("/proc/self/io") as counts:
         return next(int(line.split()[1]) for line in counts if line.startswith("read_bytes:"))
 
 
 def use(pairs):
-    """Returns how many tensors were right, the memory that they took at most, and what was read for them."""
+    """Returns how many tensors were right, the peak of their memory, and the bytes read for them."""
     right, before = 0, stored_bytes()
     with Peak() as peak:
         for name, tensor in pairs:
@@ -29,7 +29,7 @@ def use(pairs):
 
 
 def use_by(functions):
-    """Uses the tensors in each of the ways that this program is given, and prints what each took."""
+    """Uses the tensors in each of the given ways, and prints the costs of each way."""
     found = []
     for way in json.loads(sys.argv[2]):
         if found:

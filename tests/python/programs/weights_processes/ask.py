@@ -1,4 +1,4 @@
-"""Asks for the files that are offered at a name, and prints how many came, or "refused" if nobody offers any.
+"""Requests the files offered under a name. Prints their number, or "refused" if no process offers any.
 
     ask.py NAME [RESTRICTION]
 
@@ -38,7 +38,7 @@ def restrict_by_landlock():
     called(libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     rules = struct.pack("Q", LANDLOCK_ACCESS_FS_READ_FILE)
     ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, rules, len(rules), 0)
-    if ruleset >= 0:  # not all kernels have it
+    if ruleset >= 0:  # some kernels lack it
         called(libc.syscall, SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0)
 
 

@@ -1,4 +1,4 @@
-"""Reads a file ahead and holds it, or opens it, as a user of a group or of none.
+"""Reads a file ahead and holds it, or opens it, as a user with or without a group.
 
 group.py hold|open PATH USER GROUP
 """
@@ -15,7 +15,7 @@ role, path, user, group = sys.argv[1:]
 os.setgroups([int(group)] if group else [])
 os.setgid(int(user))
 os.setuid(int(user))
-# As a program that was started by this user: others of the user may look at it.
+# A program started by this user is dumpable, so the user's other programs may inspect it.
 ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 if role == "hold":
     weights = open_checkpoint(path)

@@ -2,8 +2,8 @@
 
     hold.py WAY FOLDER
 
-Prints "open" and waits for a line, then uses all tensors. Prints "held", waits for a line, forks a child
-that closes the files, prints "forked" and the ID of another child that lives on, and waits.
+Prints "open", waits for a line, and uses all tensors. Prints "held", waits for a line, and forks a child that
+closes the files. Prints "forked" and the ID of another child, which stays alive, and waits.
 """
 
 import contextlib

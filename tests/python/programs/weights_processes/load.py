@@ -1,9 +1,9 @@
-"""Loads a checkpoint, tensor by tensor, when it is told to.
+"""Loads a checkpoint tensor by tensor, once told to.
 
     load.py WAY FOLDER
 
-Prints "open" once the files are, waits for a line, prints "begun" with the first tensor, and at the end a
-digest of all tensors by name. Two ways wait for a line after each file.
+Prints "open" once the files are open, waits for a line, and prints "begun" with the first tensor. At the end,
+prints a digest of all tensors by name. Two of the ways wait for a line after each file.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""Binds a name, prints "bound", and answers each that asks there.
+"""Binds a name, prints "bound", and answers each request there.
 
     squat.py NAME USER MESSAGE [KIND:PATH ...]
 
-Acts as the user of this number. MESSAGE is hexadecimal. It comes with a descriptor of each path, opened as
-the kind says.
+Acts as the user with this ID. MESSAGE is hexadecimal, and is sent with a descriptor of each path. KIND says
+how the path is opened.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as bound:
     while True:
         asking, _ = bound.accept()
         opened = [os.open(path, FLAGS[kind]) for kind, path in given]
-        # A process that has seen the user does not wait.
+        # A process that has seen the user ID does not wait for the answer.
         with asking, contextlib.suppress(OSError):
             socket.send_fds(asking, [bytes.fromhex(message)], opened)
         for descriptor in opened:

@@ -1,4 +1,4 @@
-"""A fork goes on slicing."""
+"""A forked child continues to slice tensors."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Count."""
+"""Prints the bytes that each slice reads, from the file and from its disk."""
 
 import sys
 
@@ -16,7 +16,7 @@ path, mode, cold, *indices = sys.argv[1:]
 for index in indices:
     with open_checkpoint(path, mmap_mode=mode) as weights:
         stored = weights.info("matrix")
-        if cold == "1":  # what came with the header, too
+        if cold == "1":  # this also drops the pages that came with the header
             with MappedFile(path) as file:
                 file.evict()
                 assert file.residency().fraction == 0

@@ -1,4 +1,4 @@
-"""Memory stays small whatever is sliced."""
+"""Memory stays small for any slice."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Reads parts of the matrix, and prints how many calls each of them took."""
+"""Reads parts of the matrix, and prints the number of calls for each part."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from pagestream import MappedFile, open_checkpoint
 
 
 def calls():
-    """Returns how many calls of this process have read anything. This one is among them the next time."""
+    """Returns the number of this process's read calls. The next result includes this call."""
     file = os.open("/proc/self/io", os.O_RDONLY)
     lines = os.read(file, 4096).decode().splitlines()
     os.close(file)
@@ -17,7 +17,7 @@ def calls():
 
 
 def evict():
-    """Cached bytes of a shared mapping are copied, not read."""
+    """Evicts the file: cached bytes of a shared mapping are copied and not read."""
     with MappedFile(path) as file:
         file.evict()
 

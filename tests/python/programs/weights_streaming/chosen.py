@@ -1,4 +1,4 @@
-"""Prints what a stream of a checkpoint takes, twice, and why."""
+"""Prints the strategy of a stream twice, with the reasons."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Forks in the middle of a stream: the child's use of it is refused, and a stream of its own works."""
+"""Forks during a stream. The child may not use it, and a new stream works."""
 
 import os
 import sys

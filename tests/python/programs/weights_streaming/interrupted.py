@@ -13,7 +13,7 @@ landed = 0
 
 
 def interrupt():
-    # It is said once the first reads hang.
+    # The parent writes this line once the first reads hang.
     sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGINT)
 

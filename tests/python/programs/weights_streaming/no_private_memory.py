@@ -1,4 +1,4 @@
-"""Prints the permissions of an array's pages where private writable memory is limited."""
+"""Prints the permissions of an array's pages under a limit on private writable memory."""
 
 import resource
 import sys

@@ -1,6 +1,6 @@
-"""Forks while tensors are read ahead: the child's handle is refused, and both read all.
+"""Forks while tensors are read ahead. The child may not use the handle, and both processes read all tensors.
 
-Prints how many tensors each found right.
+Prints how many tensors each process found right.
 """
 
 import os

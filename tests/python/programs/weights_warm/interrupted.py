@@ -12,7 +12,7 @@ lead = open_checkpoint(sys.argv[1]).warm()
 
 
 def interrupt():
-    # It is said once the first reads hang.
+    # The parent writes this line once the first reads hang.
     sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -22,4 +22,4 @@ try:
     lead.wait()
 except KeyboardInterrupt:
     print(f"heard, {lead.bytes_read} bytes read", flush=True)
-os._exit(0)  # reads that hang are not waited for
+os._exit(0)  # does not wait for the hanging reads

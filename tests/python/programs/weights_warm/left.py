@@ -1,4 +1,4 @@
-"""Ends in the middle of a lead."""
+"""Exits during a lead."""
 
 import sys
 

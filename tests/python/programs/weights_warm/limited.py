@@ -1,4 +1,4 @@
-"""Warms a checkpoint. Prints the bytes that were read, those in the page cache then, and the handle."""
+"""Warms a checkpoint. Prints the bytes read, the bytes in the page cache afterwards, and the handle."""
 
 import sys
 

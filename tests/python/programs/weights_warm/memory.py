@@ -1,4 +1,4 @@
-"""Warms a checkpoint, and takes its tensors. Prints by how many KiB anonymous memory grew at most."""
+"""Warms a checkpoint and takes its tensors. Prints the peak growth of anonymous memory in KiB."""
 
 import sys
 import time
