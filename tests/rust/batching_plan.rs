@@ -1,4 +1,4 @@
-//! Which rows and which pages a batch has.
+//! The rows and pages of a batch.
 
 use pagestream::internals::{
     BatchRow, ByteRange, Dtype, Feed, FileId, Order, RequestedMode, Share, StreamExtent, Target, TokenCorpus,
@@ -6,7 +6,7 @@ use pagestream::internals::{
 };
 use std::sync::Arc;
 
-/// A feed over shards of 10,000 and 5,000 bytes of one-byte tokens.
+/// Returns a feed over shards of 10,000 and 5,000 bytes of one-byte tokens.
 fn feed(folder: &tempfile::TempDir, share: Share, extent: StreamExtent) -> Feed {
     let paths = [("a", 10_000), ("b", 5_000)].map(|(name, bytes)| {
         let path = folder.path().join(name);
@@ -31,14 +31,14 @@ fn rows_of_a_rank_and_the_end_of_the_stream() {
     let plan = part.plan(64).expect("valid").expect("not the end");
     assert_eq!((plan.position, plan.global_rows), (64, 64));
     assert_eq!(plan.rows[0], BatchRow { source: 0, epoch: 0, start: 8000, stop: 8100 });
-    // 22 rows are left: 6, 6, 5, 5.
+    // The remaining 22 rows are divided into 6, 6, 5 and 5.
     let last = part.plan(128).expect("valid").expect("not the end");
     assert_eq!((last.global_rows, last.rows.len(), last.rows[0].start), (22, 6, 13_400));
     assert_eq!((part.position_after(&plan), part.position_after(&last)), (128, 150));
     assert_eq!(part.plan(150).expect("valid"), None);
     let dropping = feed(&folder, share, StreamExtent { drop_last: true, ..extent });
     assert_eq!(dropping.plan(128).expect("valid"), None);
-    // What is dropped is not left over for another batch size.
+    // A dropped rest is not carried over to another batch size.
     let first = dropping.plan(0).expect("valid").expect("not the end");
     assert_eq!((dropping.position_after(&first), dropping.position_after(&plan)), (64, 150));
 }
@@ -54,9 +54,9 @@ fn pages_are_exact_merged_and_of_one_shard_each() {
         feed.page_ranges(&plan.rows).expect("valid")
     };
     assert_eq!(of(0), [range(0, 0, 4096)]);
-    // Windows 80 to 119: the last 2,000 tokens of the first shard and 2,000 of the second.
+    // Windows 80 to 119 cover the last 2,000 tokens of the first shard and 2,000 of the second.
     assert_eq!(of(80), [range(0, 4096, 12_288), range(1, 0, 4096)]);
-    // Windows 130 to 149 and, in the next epoch, 0 to 19: sorted by shard, not by row.
+    // The batch has windows 130 to 149 and, in the next epoch, 0 to 19. Its ranges are sorted by shard, not by row.
     assert_eq!(of(130), [range(0, 0, 4096), range(1, 0, 8192)]);
 }
 

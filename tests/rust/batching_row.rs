@@ -1,4 +1,4 @@
-//! Batches of windows that cross files, against naive slicing.
+//! Batches of windows that span files, compared with naive slicing.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::tokens_corpus::{MODES, corpus};
 
-/// x and y as bytes; y is empty for `Target::None`.
+/// Returns x and y as bytes. For `Target::None`, y is empty.
 fn batch(
     corpus: &Arc<TokenCorpus>,
     windows: &Windows,
@@ -56,7 +56,7 @@ proptest! {
         prop_assert_eq!(windows.count(), count as u64);
         let indices: Vec<u64> = picks.iter().map(|pick| pick.index(count) as u64).collect();
         let (x, y) = batch(&corpus, &windows, &indices, element).expect("a batch");
-        // The tokens are their own numbers.
+        // Each token equals its position.
         let rows = |shift: u64| {
             let starts = indices.iter().map(move |index| index * stride + shift);
             encoded(starts.flat_map(|start| start..start + sequence_length), element)
@@ -66,7 +66,7 @@ proptest! {
     }
 }
 
-/// Windows of more than a block, whose blocks and files do not end together.
+/// These windows exceed a block, and their blocks and files end at different tokens.
 #[test]
 fn long_windows_are_the_naive_slices() {
     let lengths = [5000, 0, 1, 12_000, 20_000];
@@ -94,7 +94,7 @@ fn long_windows_are_the_naive_slices() {
     }
 }
 
-/// The file's own type, which needs no kernel, and a type that needs the check, in blocks.
+/// Covers the file's own type, which needs no kernel, and a type that is checked, block by block.
 #[test]
 fn wide_tokens_of_long_windows_come_as_they_are() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -123,7 +123,7 @@ fn wide_tokens_of_long_windows_come_as_they_are() {
             assert!(x == rows(0, encode) && y == rows(1, encode), "{mode:?} {element:?}");
         }
     }
-    // One that is too large, in the second block of the window: its place is counted from the first.
+    // The oversized token is in the second block of the window. Its position counts from the window's start.
     let mut bytes = std::fs::read(&paths[0]).expect("read");
     bytes[2000 * 8..2001 * 8].copy_from_slice(&i64::to_le_bytes(place));
     std::fs::write(&paths[0], bytes).expect("written");
@@ -181,7 +181,8 @@ fn a_file_cut_between_two_batches_is_an_error_in_every_mode() {
         let file = std::fs::File::options().write(true).open(&second).expect("opened");
         file.set_len(4096).expect("cut");
         batch(&corpus, &windows, &[0, 4899], Element::I64).expect("the first file is whole");
-        // In the page that is gone; in the one that is left; across both files.
+        // The first index is in the missing page, the second in the remaining page, and the third window spans both
+        // files.
         for index in [9000, 5000, 4950] {
             let error = batch(&corpus, &windows, &[0, index], Element::I64).expect_err("cut");
             let Error::MappedRead { path, cause, .. } = error else { panic!("{mode:?} {index}: {error:?}") };
@@ -202,7 +203,7 @@ fn a_token_too_large_is_refused_with_its_place_and_file() {
     let dtype = Some(Dtype::U32);
     let corpus = Arc::new(TokenCorpus::open(&paths, dtype, None, RequestedMode::Auto).expect("opened"));
     let windows = Windows::new(8, 3, 1, Target::Shift).expect("valid");
-    // Token 7 is a target of the last window alone.
+    // Token 7 is only a target of the last window.
     batch(&corpus, &windows, &[0, 3], Element::I32).expect("these fit");
     batch(&corpus, &windows, &[4], Element::I64).expect("it fits");
     let error = batch(&corpus, &windows, &[3, 4], Element::I32).expect_err("refused");
@@ -213,7 +214,7 @@ fn a_token_too_large_is_refused_with_its_place_and_file() {
     assert_eq!(error.path(), Some(paths[1].as_path()));
 }
 
-/// One row of uint16 tokens as int64.
+/// Reads one row of uint16 tokens as int64.
 fn row(gatherer: &mut RowCopier, window: (u64, u64), has_targets: bool) -> Result<(Vec<u8>, Vec<u8>), Error> {
     let length = (window.1 - window.0) as usize - usize::from(has_targets);
     let [mut x, mut y] = [(); 2].map(|()| vec![0xAA; length * 8]);
@@ -289,7 +290,7 @@ fn a_gatherer_sees_at_the_end_that_a_file_was_cut() {
         file.set_len(4096).expect("cut");
         let error = gatherer.verify().expect_err("cut");
         assert_eq!(error.path(), Some(second.as_path()), "{mode:?}");
-        // Asked once, and what was not read since is not looked at.
+        // The copier checks each file once, and does not check files that it has not read since.
         row(&mut gatherer, (0, 50), true).expect("the first file is whole");
         gatherer.verify().expect("the first file is whole");
     }

@@ -1,4 +1,4 @@
-//! The rule for joining ranges, pages of batches and budgets, each against a naive model.
+//! Joined ranges, pages of batches and budgets, each compared with a naive model.
 
 use pagestream::internals::{
     BatchRow, Budget, ByteRange, Feed, FileId, Merge, MergeRule, Order, RequestedMode, Share, StreamExtent,
@@ -10,8 +10,7 @@ use proptest::prelude::*;
 
 use super::tokens_corpus::corpus;
 
-/// Ranges of up to three files, in order of file and offset. They have bytes, and may touch and
-/// overlap.
+/// Ranges of up to three files, sorted by file and offset. They are not empty, and may touch or overlap.
 fn ranges() -> impl Strategy<Value = Vec<ByteRange>> {
     let one = (0_usize..3, 0_u64..200, 1_u64..40).prop_map(|(index, offset, len)| ByteRange {
         file: FileId { set: 0, index },
@@ -42,7 +41,7 @@ proptest! {
     ) {
         let rule = MergeRule { gap_bytes, max_bytes };
         let merged: Vec<_> = Merge::new(parts.iter().copied(), rule).collect();
-        // The parts, each once and in their order.
+        // The merged ranges contain each part once, in the original order.
         let served = merged.iter().flat_map(|found| std::iter::once(found.first).chain(found.others.iter().copied()));
         prop_assert_eq!(served.collect::<Vec<_>>(), parts.clone());
         let mut wanted = bytes_of(parts.iter().copied());
@@ -50,13 +49,13 @@ proptest! {
             prop_assert!(found.others.is_empty() || found.range.len <= max_bytes);
             let own = bytes_of(std::iter::once(found.first).chain(found.others.iter().copied()));
             let gaps: Vec<u64> = bytes_of([found.range]).difference(&own).map(|(_, byte)| *byte).collect();
-            // No run of bytes that no part wants is as long as a gap that is not read.
+            // Every unwanted run inside a range is shorter than an unread gap.
             let runs = gaps.chunk_by(|first, second| first + 1 == *second).map(|run| run.len() as u64);
             prop_assert!(runs.max().is_none_or(|longest| longest < gap_bytes));
             wanted.retain(|byte| !own.contains(byte));
         }
         prop_assert!(wanted.is_empty());
-        // What the rule allows to be joined is joined.
+        // All ranges that may be joined are joined.
         for pair in merged.windows(2) {
             prop_assert_eq!(rule.join(pair[0].range, pair[1].first), None);
         }
@@ -121,7 +120,7 @@ proptest! {
         let page = page_bytes() as u64;
         let mut pages = BTreeSet::new();
         for token in rows.iter().flat_map(|row| row.start..row.stop) {
-            // Raw files: a token's bytes follow each other from the first one of its shard.
+            // In raw files, the bytes of tokens follow one another from the first token of their shard.
             let shard = firsts.partition_point(|first| *first <= token) - 1;
             let byte = (token - firsts[shard]) * item_bytes;
             pages.extend([(shard, byte / page), (shard, (byte + item_bytes - 1) / page)]);
@@ -132,7 +131,7 @@ proptest! {
             .flat_map(|range| (range.offset / page..range.end() / page).map(|number| (range.file.index, number)))
             .collect();
         prop_assert_eq!(found_pages, pages.into_iter().collect::<Vec<_>>());
-        // Neighbours are one range.
+        // Neighbouring ranges are joined.
         prop_assert!(found.windows(2).all(|pair| pair[0].file != pair[1].file || pair[0].end() < pair[1].offset));
     }
 }

@@ -1,4 +1,4 @@
-//! Integration tests of the core, one module per room. They run without Python.
+//! Integration tests of the core, with one module per room. They run without Python.
 
 use proptest::prelude::ProptestConfig;
 use proptest::test_runner::RngSeed;
@@ -20,7 +20,7 @@ mod weights_header;
 mod weights_index;
 mod widen;
 
-/// So many cases of a property, the same in each run. With `PAGESTREAM_TEST_RANDOM` set they are others each time.
+/// Runs a property with this many cases. All runs use the same cases unless `PAGESTREAM_TEST_RANDOM` is set.
 fn cases(count: u32) -> ProptestConfig {
     let is_random = std::env::var_os("PAGESTREAM_TEST_RANDOM").is_some();
     let rng_seed = if is_random { RngSeed::Random } else { RngSeed::Fixed(1) };

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const MODES: [RequestedMode; 3] = [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read];
 
-/// A file of `len` bytes. Each 8 bytes hold their own number.
+/// Writes a file of `len` bytes in which each 8 bytes hold their own number.
 fn numbered(len: usize) -> (TempDir, PathBuf, Vec<u8>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("file");
@@ -94,7 +94,7 @@ fn a_file_rewritten_with_the_same_size_is_refused() {
         let opened = file.opened().expect("not closed");
         let writer = OpenOptions::new().write(true).open(&path).expect("open to write");
         writer.write_all_at(&[255; 4096], 0).expect("rewritten");
-        // Two writes within a tick of the kernel's clock can have the same time.
+        // Two writes within a tick of the kernel's clock may get the same time.
         let later =
             writer.metadata().and_then(|known| known.modified()).expect("a time") + Duration::from_secs(1);
         writer.set_modified(later).expect("set");
@@ -146,8 +146,8 @@ fn the_copy_says_exactly_enough_about_what_it_copied() {
         Region::map(std::os::fd::AsFd::as_fd(&file), std::path::Path::new(""), 64 << 10, Mapping::Shared)
             .expect("map");
     OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(16 << 10)).expect("cut");
-    // From all alignments, for each routine's lengths: what is called good is good, and within one
-    // block of what could have been copied.
+    // Covers all alignments and the lengths of each routine. The bytes reported as good must be right, and their count
+    // must be within one block of the possible maximum.
     for offset in (0..64).chain((16 << 10) - 200..(16 << 10) + 3) {
         for len in [1, 7, 8, 63, 64, 65, 127, 128, 129, 300, 4095, 4096, 5000, 20_000, 40_000] {
             let mut out = vec![0_u8; len];

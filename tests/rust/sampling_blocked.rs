@@ -1,4 +1,4 @@
-//! The blocked order: a bijection for every length, and groups that are what they say.
+//! The blocked order: a bijection for every length, with groups as documented.
 
 use pagestream::internals::{Blocked, EpochOrder, OPEN_EXTENTS, Order, Schedule, SourceSize};
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ fn blocked(windows: u64, mixing_radius_windows: u64, seed: u64, epoch: u64) -> B
 #[test]
 fn short_epochs_have_each_window_once() {
     for radius in [1, 16, 17, 64, 100, 1000, 5000] {
-        // With the small radii every number of windows in the last group and in its last extent comes many times.
+        // With these small radii, each number of windows in the last group, and in its last extent, occurs many times.
         let every_up_to = if radius == 64 || radius == 100 { 700 } else { 0 };
         have_each_window_once(radius, (1..=every_up_to).chain((every_up_to + 1..=4096).step_by(43)));
     }
@@ -89,15 +89,15 @@ proptest! {
                 range.end - range.start
             );
         }
-        // Indices of one group that lie side by side go to different windows.
+        // Neighbouring indices of a group give different windows.
         let first = pick % windows;
         let some: Vec<u64> = (first..windows.min(first + 500)).map(|index| blocked.at(index)).collect();
         prop_assert_eq!(some.iter().collect::<HashSet<_>>().len(), some.len());
     }
 }
 
-/// How far windows of one extent come apart: the documented mixing radius is the size of a group, over
-/// which they are spread evenly, so that two of them are a third of it apart in the mean.
+/// Checks how far windows of one extent move apart. The documented mixing radius is the size of a group. Windows are
+/// spread evenly over the group, so two of them are a third of it apart on average.
 #[test]
 fn an_extent_is_spread_over_its_whole_group() {
     const RADIUS: u64 = 4096;
@@ -114,6 +114,6 @@ fn an_extent_is_spread_over_its_whole_group() {
     let mean = distances.iter().sum::<u64>() as f64 / distances.len() as f64 / RADIUS as f64;
     let median = distances[distances.len() / 2] as f64 / RADIUS as f64;
     assert!((mean - 1.0 / 3.0).abs() < 0.01, "mean {mean}");
-    // The median distance of two points of a unit interval is 1 - sqrt(1/2).
+    // The median distance between two random points of the unit interval is 1 - sqrt(1/2).
     assert!((median - 0.2929).abs() < 0.01, "median {median}");
 }

@@ -1,4 +1,4 @@
-//! Mixtures: shares at every prefix, any position, and each policy for a source that runs out.
+//! Mixtures: exact shares at every prefix, any position, and each policy for an exhausted source.
 
 use pagestream::internals::{
     Draw, Exhausted, MAX_SOURCES, MAX_WEIGHT_SUM, Mixture, MixtureProgress, Order, Permutation, Schedule,
@@ -28,7 +28,7 @@ fn draws(schedule: &Schedule, position: u64, count: usize) -> Vec<Draw> {
     schedule.draws(position, count).expect("valid")
 }
 
-/// The bound of `turns.rs` in hundredths of a draw.
+/// The bound of `turns.rs`, in hundredths of a draw.
 fn bound(weights: &[u64]) -> u128 {
     if weights.iter().filter(|&&weight| weight > 0).count() <= 3 { 100 } else { 168 }
 }
@@ -42,7 +42,7 @@ fn assert_near_shares(counts: &[u64], weights: &[u64], drawn: u64) {
     }
 }
 
-/// Panics unless each source's draws are near its share after every draw.
+/// Panics unless each source is near its share after every draw.
 fn assert_fair(draws: &[Draw], weights: &[u64]) {
     let mut counts = vec![0_u64; weights.len()];
     for (drawn, draw) in (1_u64..).zip(draws) {
@@ -59,7 +59,7 @@ fn policy() -> impl Strategy<Value = Exhausted> {
     prop::sample::select(&POLICIES[..])
 }
 
-/// Counts of the progress at `position` that a walk through all draws finds, from a start with nothing read.
+/// Computes the progress at `position` by a walk through all draws, from an empty start.
 fn walked(draws: &[Draw], windows: &[u64]) -> Vec<SourceProgress> {
     let mut progress: Vec<_> = windows.iter().map(|_| SourceProgress { epoch: 0, taken: 0 }).collect();
     for draw in draws {
@@ -85,7 +85,7 @@ proptest! {
         let period: u64 = weights.iter().sum();
         let one = draws(&schedule, 0, period as usize);
         assert_fair(&one, &weights);
-        // A period has the shares exactly, and the next one is alike.
+        // One period has exact shares, and the next period is identical.
         for (source, &weight) in weights.iter().enumerate() {
             prop_assert_eq!(one.iter().filter(|draw| draw.source == source).count() as u64, weight);
         }
@@ -128,7 +128,7 @@ proptest! {
             for ((found, walked), &windows) in
                 sources.iter().zip(walked(&all[..position as usize], &windows)).zip(&windows)
             {
-                // A walk does not see that an epoch is about to begin.
+                // The walk cannot tell that an epoch is about to begin.
                 let begins = SourceProgress { epoch: walked.epoch + 1, taken: 0 };
                 let is_passed = exhausted != Exhausted::Repeat && found.epoch == pass && found.taken == 0;
                 let is_over = walked.taken == windows && *found == begins;
@@ -161,7 +161,7 @@ proptest! {
         }
         prop_assert!(turn == 0 || schedule.draws(turn - 1, 1).is_err());
         prop_assert_eq!(after.progress(turn).expect("valid").sources.len(), windows.len());
-        // No window of an epoch comes twice, and epochs follow one another.
+        // No window of an epoch occurs twice, and epochs follow one another.
         all.extend(&later);
         let mut seen = HashSet::new();
         let mut last = HashMap::new();
@@ -170,7 +170,7 @@ proptest! {
             let epoch = last.insert(draw.source, draw.epoch).unwrap_or(draw.epoch);
             prop_assert!(draw.epoch >= epoch);
         }
-        // Where the sources repeat, no epoch is left before all of its windows were drawn.
+        // If the sources repeat, each epoch draws all of its windows before the next one begins.
         if policies == (Exhausted::Repeat, Exhausted::Repeat) {
             for (source, &windows) in windows.iter().enumerate() {
                 let epochs: Vec<u64> =
@@ -178,7 +178,7 @@ proptest! {
                 prop_assert!((0..).zip(epochs).all(|(number, epoch): (u64, u64)| epoch == number / windows));
             }
         }
-        // Where they are dropped, the rest of the pass has the rest of the windows.
+        // If exhausted sources are dropped, the rest of the pass contains all remaining windows.
         if policies == (Exhausted::Drop, Exhausted::Drop) {
             let pass: u64 = windows.iter().sum();
             for (number, draw) in (0_u64..).zip(&all) {
@@ -264,7 +264,8 @@ proptest! {
             let distinct: HashSet<(usize, u64)> = drawn.iter().map(|draw| (draw.source, draw.index)).collect();
             prop_assert_eq!(distinct.len() as u64, length);
             prop_assert!(distinct.iter().all(|&(source, index)| index < windows[source]));
-            // Cut where a source was drawn last: between two cuts those that are left have their shares.
+            // Splits the draws at the last draw of each source. Between two splits, the remaining sources have their
+            // shares.
             let mut left = windows.clone();
             let mut start = 0;
             for (number, draw) in drawn.iter().enumerate() {
@@ -324,7 +325,7 @@ proptest! {
     }
 }
 
-/// What the sources that did not run out do: they begin again, with the next epoch's permutation.
+/// Sources that are not exhausted begin again, with the permutation of the next epoch.
 #[test]
 fn stop_restarts_every_source_in_the_next_pass() {
     let mixture = mixture(&[10, 1000], &[1, 1], Exhausted::Stop, None);
@@ -366,7 +367,7 @@ fn the_most_uneven_weights_are_fair() {
     }
 }
 
-/// With as many ranks as sources and one row each, the turns alone would give each rank one source.
+/// With as many ranks as sources and one row per rank, the turns alone would give each rank a single source.
 #[test]
 fn each_rank_gets_its_share_of_each_source() {
     const BATCHES: u64 = 4000;
@@ -386,7 +387,7 @@ fn each_rank_gets_its_share_of_each_source() {
                 for (&count, &weight) in counts.iter().zip(&weights) {
                     let (drawn, share) = ((BATCHES * rows) as f64, weight as f64 / sum as f64);
                     let error = (count as f64 - drawn * share).abs();
-                    // Five standard deviations of independent draws.
+                    // This bound is five standard deviations of independent draws.
                     assert!(error < 5.0 * (drawn * share * (1.0 - share)).sqrt(), "rank {rank}: {counts:?}");
                 }
             }
@@ -489,7 +490,7 @@ fn weights_and_starts_that_cannot_be_used_are_refused() {
     assert!(error.contains("2^64 draws"), "{error}");
 }
 
-/// A saved state names this version; the draws of a version never change.
+/// A saved state contains this version. The draws of a version never change.
 #[test]
 fn version_2_is_what_it_was() {
     let schedule = mix(&[20, 9, 4], &[5, 3, 1], Exhausted::Drop, Order::Shuffled, 11);

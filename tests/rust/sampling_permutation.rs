@@ -1,4 +1,4 @@
-//! The keyed permutation: a bijection for every length, invertible, and statistically at noise level.
+//! The keyed permutation: a bijection for every length, invertible, and statistically random.
 
 use pagestream::internals::{MAX_LENGTH, ORDER_VERSION, Permutation};
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ fn order(length: u64, seed: u64, epoch: u64) -> Vec<u64> {
     (0..length).map(|index| permutation.at(index)).collect()
 }
 
-/// The square of a normal deviate that chi-squared with many degrees of freedom comes to.
+/// Converts chi-squared with many degrees of freedom into a normal deviate.
 fn deviation(chi_squared: f64, degrees: f64) -> f64 {
     // Wilson, Hilferty: The distribution of chi-square, 1931.
     let scale = 2.0 / (9.0 * degrees);
@@ -23,8 +23,9 @@ fn chi_squared(counts: &[u32], expected: f64) -> f64 {
     counts.iter().map(|&count| (f64::from(count) - expected).powi(2) / expected).sum()
 }
 
-/// Every length of up to ten bits; of those up to twelve bits every 31st, and those near a border of powers. The columns of
-/// the rectangle change at powers of two; as 31 is odd, each number of cells in the last row comes with many numbers of rows.
+/// Yields every length of up to ten bits. Of the lengths of up to twelve bits, it yields every 31st and those near
+/// powers of two, where the number of the rectangle's columns changes. As 31 is odd, each number of cells in the last
+/// row occurs with many numbers of rows.
 fn small_lengths() -> impl Iterator<Item = u64> {
     let is_near =
         |length: u64| [1536, 2048, 3072, 4096].into_iter().any(|border: u64| border.abs_diff(length) <= 8);
@@ -60,7 +61,7 @@ fn are_permuted_and_inverted(lengths: impl Iterator<Item = u64>) {
 
 #[test]
 fn lengths_at_the_borders_of_powers_are_permuted() {
-    // Grain's shuffle drops and doubles an index at 65537 and 262145.
+    // Grain's shuffle loses and repeats an index at 65537 and at 262145.
     for length in [65535, 65536, 65537, 98303, 98305, 262_143, 262_145, 786_433, 1_048_577] {
         let mut values = order(length, 3, 4);
         values.sort_unstable();
@@ -106,7 +107,7 @@ fn lengths_that_have_no_permutation_are_refused() {
     }
 }
 
-/// Correlation of a sequence with itself `lag` further on.
+/// Returns the correlation of a sequence with itself shifted by `lag`.
 fn autocorrelation(values: &[u64], lag: usize) -> f64 {
     let mean = (values.len() - 1) as f64 / 2.0;
     let product = |(&a, &b): (&u64, &u64)| (a as f64 - mean) * (b as f64 - mean);
@@ -121,12 +122,12 @@ fn neighbours_are_uncorrelated() {
     for seed in 0..8 {
         let values = order(LENGTH, seed, 0);
         for lag in [1, 2, 8, 64, 1024] {
-            // Standard deviation 0.001; five of them for 40 looks.
+            // The standard deviation is 0.001. Five of them suffice for 40 looks.
             let correlation = autocorrelation(&values, lag);
             assert!(correlation.abs() < 0.005, "seed {seed}, lag {lag}: {correlation}");
         }
         let increasing = values.windows(2).filter(|pair| pair[0] < pair[1]).count() as f64;
-        // Variance (n + 1) / 12.
+        // The variance is (n + 1) / 12.
         assert!((increasing - 500_000.0).abs() < 5.0 * 289.0, "seed {seed}: {increasing} ascents");
     }
 }
@@ -167,7 +168,7 @@ fn every_position_of_a_short_permutation_takes_every_value_equally_often() {
         }
         let expected = KEYS as f64 / length as f64;
         let degrees = ((length - 1) * (length - 1)) as f64;
-        // Rows and columns are fixed sums, which makes cells less free than chi-squared takes them for.
+        // Row and column sums are fixed, so the cells vary less than chi-squared assumes.
         let scale = (length - 1) as f64 / length as f64;
         let z = deviation(chi_squared(&cells, expected) * scale, degrees);
         assert!(z.abs() < 4.5, "length {length}: {z}");
@@ -196,7 +197,7 @@ fn seeds_and_epochs_give_unrelated_orders() {
     let reference = order(LENGTH, 5, 5);
     for (seed, epoch) in [(5, 4), (5, 6), (4, 5), (6, 5), (u64::MAX, 5), (5, u64::MAX), (5, 1 << 32)] {
         let other = order(LENGTH, seed, epoch);
-        // Fixed points of a random permutation follow a Poisson law of mean 1.
+        // The number of fixed points of a random permutation follows a Poisson distribution of mean 1.
         let alike = reference.iter().zip(&other).filter(|(a, b)| a == b).count();
         assert!(alike < 10, "seed {seed}, epoch {epoch}: {alike} alike");
         let mean = (LENGTH - 1) as f64 / 2.0;
@@ -207,7 +208,7 @@ fn seeds_and_epochs_give_unrelated_orders() {
     }
 }
 
-/// A saved state names this version; the orders of a version never change.
+/// A saved state contains this version. The orders of a version never change.
 #[test]
 fn version_1_is_what_it_was() {
     assert_eq!(ORDER_VERSION, 1);

@@ -1,4 +1,4 @@
-//! The stream of draws of one source.
+//! The draws of a single source.
 
 use pagestream::internals::{Draw, Draws, Key, Order, OrderKind, Permutation, Schedule, SourceSize};
 use std::collections::HashSet;
@@ -117,8 +117,7 @@ fn random_starts_are_uniform_and_repeat() {
     }
 }
 
-/// With 3/4 of 2^64 the multiplication alone would hit some values twice as often; a quarter of the words is
-/// rejected.
+/// With 3/4 of 2^64, multiplication alone would produce some values twice as often. A quarter of the words is rejected.
 #[test]
 fn random_starts_of_an_awkward_range_are_unbiased() {
     let below = 3 << 62;
@@ -132,7 +131,7 @@ fn random_starts_of_an_awkward_range_are_unbiased() {
     assert!(counts.iter().all(|count| (count - 30_000).abs() < 5 * 142), "{counts:?}");
 }
 
-/// A saved state names this version; the orders of a version never change.
+/// A saved state contains this version. The orders of a version never change.
 #[test]
 fn version_1_is_what_it_was() {
     let indices = |order| draws(&schedule(100, order, 7), 96, 8).iter().map(|draw| draw.index).collect();

@@ -1,4 +1,4 @@
-//! Slices against a naive reading of what indexing means: element by element, byte by byte.
+//! Slices, compared with a naive implementation of indexing: element by element, byte by byte.
 
 use pagestream::internals::{
     Error, GAP_BYTES, MAX_READERS, MappedFile, PIECE_BYTES, ReadCause, RequestedMode, Selection, SlicePlan,
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-/// What indexing made of a tensor: as [`Selection::new`] takes it.
+/// An indexed tensor, in the form of the arguments of [`Selection::new`].
 #[derive(Debug, Clone)]
 struct Indexed {
     first: u64,
@@ -21,7 +21,7 @@ struct Indexed {
 }
 
 impl Indexed {
-    /// Of a contiguous tensor, by (start, count, step) for each dimension.
+    /// Indexes a contiguous tensor by (start, count, step) for each dimension.
     fn new(dimensions: &[u64], parts: &[(u64, u64, i64)], item: u64) -> Self {
         let tensor_bytes = dimensions.iter().product::<u64>() * item;
         let (mut first, mut stride, mut strides) = (0, item, Vec::new());
@@ -42,7 +42,7 @@ impl Indexed {
         SlicePlan::with_gap(self.selection().expect("made by indexing"), gap_bytes)
     }
 
-    /// The place in the tensor of each byte of the result.
+    /// Returns the position in the tensor of each byte of the result.
     fn places(&self) -> Vec<u64> {
         let mut starts = vec![self.first as i64];
         for (&count, &stride) in self.shape.iter().zip(&self.strides) {
@@ -60,7 +60,7 @@ fn indexed() -> impl Strategy<Value = Indexed> {
             let step = if step == 0 { 1 } else { step };
             let room = if step > 0 { size - start } else { start + 1 };
             let most = room.div_ceil(step.unsigned_abs());
-            // Whole dimensions often: they are what merges.
+            // Whole dimensions are frequent, because only these can be merged.
             let count = prop_oneof![3 => Just(most), 1 => Just(1), 1 => 0..=most];
             let whole = Just((size, (0, size, 1)));
             prop_oneof![1 => whole, 2 => count.prop_map(move |count| (size, (start, count, step)))]
@@ -73,7 +73,7 @@ fn indexed() -> impl Strategy<Value = Indexed> {
     })
 }
 
-/// Bytes that tell their place.
+/// Returns bytes that encode their position.
 fn content(len: u64) -> Vec<u8> {
     (0..len).map(|place| (place.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
 }
@@ -98,7 +98,7 @@ fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>
     Ok(out)
 }
 
-/// What the module promises of a plan.
+/// Checks the guarantees of a plan.
 fn check_extents(indexed: &Indexed, gap_bytes: u64, piece_bytes: u64) {
     let plan = indexed.plan(gap_bytes).in_pieces_of(piece_bytes);
     let extents: Vec<(u64, u64)> =
@@ -112,14 +112,14 @@ fn check_extents(indexed: &Indexed, gap_bytes: u64, piece_bytes: u64) {
         assert!(0 < len && len <= piece_bytes);
         let inside = rest.partition_point(|&place| place < offset + len);
         let (now, later) = rest.split_at(inside);
-        // It begins and ends with a byte that is wanted, and has no gap that the rule does not allow.
+        // An extent begins and ends with a wanted byte, and its gaps are within the limit.
         assert_eq!((now[0], now[now.len() - 1]), (offset, offset + len - 1));
         assert!(now.windows(2).all(|pair| pair[1] - pair[0] == 1 || pair[1] - pair[0] - 1 < gap_bytes));
         found.extend_from_slice(now);
         rest = later;
     }
     assert_eq!(found, wanted);
-    // What the rule allows to be joined is joined.
+    // All extents that may be joined are joined.
     for pair in extents.windows(2) {
         let end = pair[0].0 + pair[0].1;
         let gap = pair[1].0 - end;
@@ -163,7 +163,7 @@ proptest! {
     }
 }
 
-/// Selections that are larger than a piece: cut along rows, along columns, inside of a run, with blocks joined.
+/// Returns selections larger than a piece: split along rows, along columns or within a run, and with joined blocks.
 fn large() -> Vec<Indexed> {
     let (rows, columns) = (13, 100_003);
     vec![
@@ -200,7 +200,7 @@ fn what_is_larger_than_a_piece_is_cut() {
 fn past_the_page_cache_each_thread_has_a_piece() {
     let folder = TempDir::new().expect("a folder");
     let path = file_of(&folder, &content(PIECE_BYTES));
-    // The left halves of rows, with gaps that are read through.
+    // The left halves of rows, including the gaps between them.
     let selection = Indexed::new(&[512, 2048], &[(0, 512, 1), (0, 1024, 1)], 1).selection().expect("inside");
     let pieces = |mode, max_readers| {
         let opened = open(&path, mode).opened().expect("open");
@@ -212,8 +212,8 @@ fn past_the_page_cache_each_thread_has_a_piece() {
     assert_eq!(pieces(RequestedMode::Read, 1), 1, "nobody reads the others");
 }
 
-/// Half of the last and half of the first row of two matrices: gaps that are small though those between the rows
-/// of one matrix are not.
+/// Selects half of the last row of one matrix and half of the first row of another. The gap between these halves is
+/// small, unlike the gaps between the rows of one matrix.
 #[test]
 fn neighbours_along_an_outer_axis_are_joined() {
     let indexed = Indexed::new(&[3, 4, 8192], &[(0, 3, 1), (0, 2, 3), (0, 8192, 1)], 1);
@@ -232,7 +232,7 @@ fn a_read_is_as_long_as_a_piece_and_no_longer() {
     let run = |bytes| Indexed::new(&[bytes], &[(0, bytes, 1)], 1);
     assert_eq!(lengths(run(PIECE_BYTES)), [PIECE_BYTES]);
     assert_eq!(lengths(run(PIECE_BYTES + 1)), [PIECE_BYTES, 1]);
-    // The last row of the one matrix and the first of the other, next to each other or a byte apart.
+    // The last row of one matrix and the first row of the other, adjacent or one byte apart.
     let half = PIECE_BYTES / 2;
     let rows =
         |bytes, start| Indexed::new(&[2, 4, bytes], &[(0, 2, 1), (0, 2, 3), (start, bytes - start, 1)], 1);
@@ -242,7 +242,7 @@ fn a_read_is_as_long_as_a_piece_and_no_longer() {
 
 #[test]
 fn a_plan_of_a_huge_tensor_takes_no_memory() {
-    // 2^40 rows of 2^20 bytes, of which every other is wanted a few bytes at a time.
+    // Selects a few bytes at a time from every other row of 2^40 rows of 2^20 bytes.
     let (rows, columns) = (1 << 40, 1 << 20);
     let indexed = Indexed::new(&[rows, columns], &[(0, rows / 2, 2), (5, columns / 8192, 8192)], 1);
     let plan = indexed.plan(GAP_BYTES);
@@ -330,7 +330,7 @@ fn a_file_that_was_rewritten_is_an_error_in_every_mode() {
         let file = open(&path, mode);
         let modified = || std::fs::metadata(&path).and_then(|found| found.modified()).expect("a file");
         let before = modified();
-        // Until the clock has gone on: its steps are some milliseconds long.
+        // Waits until the clock advances, because its ticks take a few milliseconds.
         while modified() == before {
             std::fs::write(&path, content(64 * 4096)).expect("writable");
         }
@@ -342,7 +342,7 @@ fn a_file_that_was_rewritten_is_an_error_in_every_mode() {
 #[test]
 fn it_stops_when_it_is_told_to() {
     let folder = TempDir::new().expect("a folder");
-    // More than any machine reads within a period.
+    // No machine reads this many rows within a period.
     let rows = 5_000_000;
     let path = folder.path().join("sparse");
     std::fs::File::create(&path).and_then(|file| file.set_len(rows * 8192)).expect("a sparse file");
@@ -380,7 +380,7 @@ fn a_run_is_filled_by_several_threads() {
     }
 }
 
-/// Threads that read slices of one file at once share its descriptor and what the kernel was told about it.
+/// Threads that read slices of one file at the same time share its descriptor and the advice given to the kernel.
 #[test]
 fn many_threads_read_at_once() {
     let folder = TempDir::new().expect("a folder");

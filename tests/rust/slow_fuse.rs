@@ -1,5 +1,5 @@
-//! A FUSE file system that shows a folder read-only, and is slow, short or broken as asked. It stands
-//! in for network storage in tests and benchmarks.
+//! A FUSE file system that shows a folder read-only, and is slow, short or broken on request. It stands in for network
+//! storage in tests and benchmarks.
 //!
 //! ```text
 //! slow_fuse SOURCE MOUNT [--delay-ms 0] [--bandwidth-bytes N] [--request-bytes N] [--direct-io]
@@ -8,40 +8,39 @@
 //!           [--open-delay-ms 0] [--gather N]
 //! ```
 //!
-//! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
-//! * `--gather`: holds read requests until N of them wait together, and holds no more after that. If the programs that use
-//!   the mount fall asleep first, no other request is coming, and the held requests continue. The first 64 KiB of each file,
-//!   for example the header of a safetensors file, are exempt.
-//! * `--bandwidth-bytes`: all read requests together get this many bytes a second at most. Time in which there is no
-//!   request is lost.
-//! * `--request-bytes`: the kernel asks for this many bytes at a time at most: whole pages, and no more than 1 MiB,
-//!   which is its own limit.
-//! * `--direct-io`: no page cache, and MAP_SHARED is refused with ENODEV.
-//! * `--keep-cache`: opening a file leaves its pages in the page cache. Without it the kernel drops them.
-//! * `--background`: this many requests arrive at a time that the kernel makes by itself, to read ahead; as many as
-//!   there are threads unless told. libfuse has 12.
+//! * `--delay-ms`: each read request takes this much longer. All threads can wait at the same time.
+//! * `--gather`: holds read requests until N of them wait together, and holds no more after that. If the programs that
+//!   use the mount fall asleep first, no other request is coming, and the held requests continue. The first 64 KiB of
+//!   each file, for example the header of a safetensors file, are exempt.
+//! * `--bandwidth-bytes`: all read requests together get at most this many bytes per second. Idle time is lost.
+//! * `--request-bytes`: the kernel requests at most this many bytes at a time, in whole pages. The kernel's own limit
+//!   is 1 MiB.
+//! * `--direct-io`: there is no page cache, and MAP_SHARED fails with ENODEV.
+//! * `--keep-cache`: opening a file leaves its pages in the page cache. Without it, the kernel drops them.
+//! * `--background`: the kernel makes this many read-ahead requests at a time, by default one per thread. libfuse has
+//!   12.
 //! * `--fail-after`: read requests after the first N fail with `--errno`.
-//! * `--fail-range`: so do read requests for any of these bytes of a file.
-//! * `--refuse-direct`: files cannot be opened with O_DIRECT, or not be read by such descriptors: EINVAL.
-//! * `--attributes-hold-ms`: the kernel may believe attributes for so long; a second is what libfuse has by default.
+//! * `--fail-range`: read requests for any of these bytes of a file fail too.
+//! * `--refuse-direct`: opening a file with O_DIRECT, or reading from such a descriptor, fails with EINVAL.
+//! * `--attributes-hold-ms`: the kernel may cache attributes for this long. The default, a second, is libfuse's.
 //! * `--whole-seconds`: the times of files have no fractions.
 //! * `--open-delay-ms`: opening a file takes this much longer.
-//! * `--short-reads`: each read gives half of what is asked for. Without `--direct-io` the kernel takes that for
+//! * `--short-reads`: each read returns half of the requested bytes. Without `--direct-io`, the kernel takes that for
 //!   the end of the file.
 //!
-//! Prints "ready" once it is mounted. Then it answers each line of its input with a line of its output:
+//! The program prints "ready" once it is mounted. It then answers each line of its input with a line of output:
 //!
-//! * `hold reads FROM TO`: reads that arrive from now on wait until they are let go, where they begin at these bytes of
-//!   a file. `hold openings`: so do openings.
-//! * `wait N`: answered once at least N requests wait.
-//! * `held`: the reads that wait, as a JSON list of offsets and lengths, in the order of their arrival.
-//! * `release N`: lets go of the N that have waited longest. `fail N ERRNO` lets them fail.
-//! * `open`: lets go of all, and holds no others.
-//! * `counts`: the counts so far, as at the end.
+//! * `hold reads FROM TO`: later reads that begin within these bytes of a file wait until they are released.
+//!   `hold openings`: later openings wait too.
+//! * `wait N`: answers once at least N requests wait.
+//! * `held`: answers with the waiting reads, as a JSON list of offsets and lengths, in the order of their arrival.
+//! * `release N`: releases the N oldest requests. `fail N ERRNO` makes them fail.
+//! * `open`: releases all requests and holds no later ones.
+//! * `counts`: answers with the counts so far, in the form of the final line.
 //!
-//! Ends, and unmounts, with SIGTERM, SIGINT or the end of its input, and then prints one line of JSON: how many read
-//! requests it got, the size of the largest, how many bytes it gave, and more.
-#![allow(unsafe_code)] // Signals: the standard library has none.
+//! SIGTERM, SIGINT or the end of its input makes the program unmount and end. It then prints one line of JSON: the
+//! number of read requests, the size of the largest one, the bytes that it returned, and more.
+#![allow(unsafe_code)] // The standard library does not support signals.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -64,14 +63,14 @@ use fuser::{
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// The kernel cuts requests into pages, and asks for 256 of them at a time at most (`fs.fuse.max_pages_limit`).
+/// The kernel splits requests into pages, with at most 256 pages at a time (`fs.fuse.max_pages_limit`).
 const PAGE_BYTES: u32 = 4096;
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
-/// Reads of a header do not wait for `--gather`: programs make them one after another.
+/// `--gather` does not hold reads of a header, because programs make them one after another.
 const HEADER_BYTES: u64 = 64 << 10;
-/// The programs are asleep if this many looks in a row find no running thread. A single look reads the threads one by one,
-/// and misses work that moves between them.
+/// The programs are asleep if this many looks in a row find no running thread. A single look examines one thread after
+/// another, and misses work that moves between them.
 const QUIET_LOOKS: u32 = 5;
 const LOOK_PERIOD: Duration = Duration::from_millis(5);
 
@@ -184,11 +183,11 @@ struct Counts {
     requests: AtomicU64,
     largest_request_bytes: AtomicU64,
     bytes: AtomicU64,
-    /// Bytes that requests of 2^n up to 2^(n+1) bytes asked for, by n.
+    /// For each n, the bytes of requests of 2^n up to 2^(n+1) bytes.
     bytes_by_size: [AtomicU64; 32],
     attributes: AtomicU64,
     openings: AtomicU64,
-    /// Reads that are being answered, and the largest number of them so far.
+    /// Reads that are being answered, and the maximum so far.
     in_flight: AtomicU64,
     most_in_flight: AtomicU64,
 }
@@ -227,21 +226,21 @@ struct GateState {
     /// Reads that begin in this range are held.
     holds_reads: Range<u64>,
     holds_openings: bool,
-    /// Requests that wait, by the order of their arrival.
+    /// Waiting requests, in the order of their arrival.
     held: BTreeMap<u64, Asked>,
-    /// Requests that were let go to fail.
+    /// Requests that were released to fail.
     failing: HashMap<u64, i32>,
     arrived: u64,
     /// Reads held by `gather`.
     gathering: usize,
-    /// Enough reads have waited together: `gather` holds no more.
+    /// Enough reads have waited together, so `gather` holds no more.
     has_gathered: bool,
-    /// How often held reads continued because the programs were asleep.
+    /// Counts how often held reads continued because the programs were asleep.
     rounds: u64,
 }
 
 impl Gate {
-    /// Waits until the request is let go.
+    /// Waits until the request is released.
     fn pass(&self, asked: Asked) -> Result<(), Errno> {
         let mut state = locked(&self.state);
         let is_held = match &asked {
@@ -314,7 +313,7 @@ impl Gate {
         self.let_go(usize::MAX, None);
     }
 
-    /// Returns the reads that wait, as JSON.
+    /// Returns the waiting reads as JSON.
     fn held(&self) -> String {
         let state = locked(&self.state);
         let reads = state.held.values().filter_map(|asked| match asked {
@@ -366,7 +365,7 @@ impl Programs {
     /// Returns whether no thread is running or runnable.
     fn all_sleep(&self) -> bool {
         let processes: BTreeSet<u32> = locked(&self.of_threads).values().copied().collect();
-        // A process or a thread may have ended.
+        // A process or a thread may have ended meanwhile.
         let tasks = processes.iter().flat_map(|process| fs::read_dir(format!("/proc/{process}/task")));
         let mut tasks = tasks.flatten().flatten();
         tasks.all(|task| {
@@ -381,7 +380,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
 }
 
-/// Numbers are given out and never taken back: sources are small.
+/// Numbers are never reused, because sources are small.
 #[derive(Debug, Default)]
 struct Numbers {
     paths: Vec<PathBuf>,
@@ -394,7 +393,7 @@ struct Mirror {
     counts: Arc<Counts>,
     gate: Arc<Gate>,
     programs: Arc<Programs>,
-    /// When the bytes that were given out have passed, at the bandwidth.
+    /// When all granted bytes will have passed at this bandwidth.
     passed: Mutex<Instant>,
     numbers: Mutex<Numbers>,
     open: Mutex<HashMap<u64, Arc<File>>>,
@@ -417,7 +416,7 @@ impl Mirror {
             open: Mutex::default(),
             next_handle: AtomicU64::new(1),
         };
-        // The first number is 1, which is the root's.
+        // The first number is 1, the number of the root.
         mirror.number(&mirror.options.source);
         mirror
     }
@@ -490,7 +489,7 @@ impl Mirror {
         answer
     }
 
-    /// Waits for the bandwidth: earlier reads pass first.
+    /// Waits until the earlier reads and this one have passed at the bandwidth.
     fn wait_for_bandwidth(&self, bytes: u64) {
         let Some(bandwidth_bytes) = self.options.bandwidth_bytes else { return };
         let takes = Duration::from_nanos((bytes * 1_000_000_000).div_ceil(bandwidth_bytes.get()));
@@ -635,7 +634,7 @@ impl Filesystem for Mirror {
     }
 }
 
-/// Blocks SIGTERM and SIGINT in this thread and in threads started later.
+/// Blocks SIGTERM and SIGINT in this thread and in threads that it starts later.
 fn block_signals() -> libc::sigset_t {
     let mut signals = std::mem::MaybeUninit::uninit();
     // SAFETY: it initialises the set.
@@ -643,10 +642,10 @@ fn block_signals() -> libc::sigset_t {
     // SAFETY: initialised just now.
     let mut signals = unsafe { signals.assume_init() };
     for signal in [libc::SIGTERM, libc::SIGINT] {
-        // SAFETY: an initialised set and a signal that there is.
+        // SAFETY: the set is initialised, and the signal exists.
         unsafe { libc::sigaddset(&raw mut signals, signal) };
     }
-    // SAFETY: an initialised set; the old set may be null.
+    // SAFETY: the set is initialised, and the old set may be null.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) };
     signals
 }
@@ -657,7 +656,7 @@ fn wait_for_the_end(signals: libc::sigset_t, gate: Arc<Gate>, counts: Arc<Counts
     let also_stop = stop.clone();
     std::thread::spawn(move || {
         let mut signal = 0;
-        // SAFETY: the set was initialised, and `signal` is there to be written.
+        // SAFETY: the set is initialised, and `signal` can be written.
         unsafe { libc::sigwait(&raw const signals, &raw mut signal) };
         let _ = stop.send(());
     });
@@ -694,7 +693,7 @@ fn main() -> Outcome<()> {
     wait_for_the_end(signals, gate.clone(), counts.clone());
     println!("{}", counts.json());
     std::io::stdout().flush()?;
-    // Detached first: a file that is still open would keep it.
+    // Unmounts lazily first: an open file would prevent a normal unmount.
     Command::new("fusermount3").arg("-uz").arg(&options.mount).status()?;
     gate.open();
     drop(session);

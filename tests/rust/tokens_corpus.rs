@@ -1,4 +1,4 @@
-//! Token files as one axis: which pieces of which files a range consists of.
+//! Token files as one axis: the pieces of files that make up a range.
 
 use pagestream::internals::{Dtype, Error, Piece, RequestedMode, TokenCorpus, Uninit};
 use std::fs;
@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 pub const MODES: [RequestedMode; 3] = [RequestedMode::Auto, RequestedMode::Private, RequestedMode::Read];
 
-/// Files of these lengths, which together hold the tokens `0, 1, 2, …` as uint16. The folder goes with
-/// the first value.
+/// Writes files of these lengths, which together hold the tokens `0, 1, 2, …` as uint16. Dropping the first return
+/// value removes their folder.
 pub fn corpus(lengths: &[usize], mode: RequestedMode) -> (TempDir, Arc<TokenCorpus>) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut next = 0_u16;
@@ -30,7 +30,7 @@ pub fn corpus(lengths: &[usize], mode: RequestedMode) -> (TempDir, Arc<TokenCorp
     (folder, Arc::new(corpus))
 }
 
-/// What a range should consist of, token by token: (file, its token).
+/// Returns the expected tokens of a range, one by one: (file, its token).
 fn oracle(lengths: &[usize], start: u64, stop: u64) -> Vec<(usize, u64)> {
     let all = lengths.iter().enumerate();
     let all: Vec<_> =
@@ -83,7 +83,7 @@ proptest! {
         if let Some(view) = &view {
             prop_assert_eq!(view.len() as u64, 2 * (stop - start));
         }
-        // An empty range may have one or not.
+        // An empty range may have one shard or none.
         if !shards.is_empty() {
             let mapped = MODES[mode] != RequestedMode::Read;
             prop_assert_eq!(view.is_some(), mapped && shards.len() == 1);

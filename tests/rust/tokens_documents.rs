@@ -1,4 +1,4 @@
-//! Where documents begin, against a naive reading of the index.
+//! The starts of documents, compared with a naive reader of the index.
 
 use pagestream::internals::{Dtype, Error, Format, RequestedMode, TokenCorpus};
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-/// A Megatron pair of uint16 tokens: documents of sequences of so many tokens.
+/// Writes a Megatron pair of uint16 tokens. Each document is a list of sequence lengths.
 fn write_megatron(stem: &Path, documents: &[Vec<i32>]) {
     let lengths: Vec<i32> = documents.concat();
     let mut index = b"MMIDIDX\0\0".to_vec();
@@ -31,7 +31,7 @@ fn write_megatron(stem: &Path, documents: &[Vec<i32>]) {
     fs::write(stem.with_extension("bin"), vec![7; end as usize]).expect("written");
 }
 
-/// datatrove's tokens and ends.
+/// Writes datatrove's tokens and ends.
 fn write_datatrove(path: &Path, documents: &[Vec<i32>]) {
     let mut end = 0_u64;
     let ends = documents.iter().flat_map(|document| {
@@ -61,7 +61,7 @@ fn corpus(shards: &[Vec<Vec<i32>>], format: Format) -> (TempDir, TokenCorpus) {
     (folder, corpus)
 }
 
-/// Where each document of all shards begins, and the end.
+/// Returns the start of each document of all shards, and the end.
 fn oracle(shards: &[Vec<Vec<i32>>]) -> Vec<u64> {
     let mut bounds = vec![0];
     let mut end = 0;
@@ -72,8 +72,8 @@ fn oracle(shards: &[Vec<Vec<i32>>]) -> Vec<u64> {
     bounds
 }
 
-/// The documents of a part as `(start, stop)`, counted from its beginning. An empty document belongs to the part in
-/// which it begins, at the end of a file to the part with the last token of the file.
+/// Returns the documents of a part as `(start, stop)`, relative to its beginning. An empty document belongs to the part
+/// in which it begins. At the end of a file, it belongs to the part with the last token of the file.
 fn oracle_of_part(shards: &[Vec<Vec<i32>>], start: u64, stop: u64) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -150,7 +150,7 @@ proptest! {
                     continue;
                 }
                 let part = whole.part(start, stop).expect("good");
-                // A part of a part with a border in front is the same.
+                // A part of a part that keeps tokens before it gives the same documents.
                 let from_zero = whole.part(0, stop).and_then(|left| left.part(start, stop)).expect("good");
                 let expected = oracle_of_part(&shards, start, stop);
                 for part in [part, from_zero] {

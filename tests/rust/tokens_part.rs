@@ -1,4 +1,4 @@
-//! Parts of a corpus, against slices of the whole.
+//! Parts of a corpus, compared with slices of the whole corpus.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn read(corpus: &TokenCorpus, start: u64, stop: u64) -> Vec<u64> {
     bytes.as_chunks::<2>().0.iter().map(|token| u64::from(u16::from_le_bytes(*token))).collect()
 }
 
-/// Lengths of files, a range on their axis, and a range within that.
+/// Lengths of files, a range on their axis, and a range within that range.
 fn files_and_ranges() -> impl Strategy<Value = (Vec<usize>, (u64, u64), (u64, u64))> {
     prop::collection::vec(prop_oneof![1 => Just(0), 3 => 1_usize..9], 1..8).prop_flat_map(|lengths| {
         let total = lengths.iter().sum::<usize>() as u64;
@@ -35,7 +35,7 @@ proptest! {
         (lengths, (start, stop), (inner_start, inner_stop)) in files_and_ranges(),
         mode in prop::sample::select(&MODES[..]),
     ) {
-        // The tokens are their own positions.
+        // Each token equals its position.
         let (_folder, whole) = corpus(&lengths, mode);
         let outer = whole.part(start, stop).expect("inside");
         prop_assert_eq!(read(&outer, 0, outer.len()), (start..stop).collect::<Vec<_>>());

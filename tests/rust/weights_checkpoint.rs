@@ -5,7 +5,7 @@ use pagestream::internals::{
 };
 use std::path::{Path, PathBuf};
 
-/// A file with a tensor of one byte for each name, which is the byte's place in `names`.
+/// Writes a file with a one-byte tensor for each name. The byte is the position in `names`.
 fn write(path: &Path, names: &[&str]) {
     let entries: Vec<_> = names
         .iter()

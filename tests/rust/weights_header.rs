@@ -1,4 +1,4 @@
-//! The safetensors header, against the format's rules and against the `safetensors` crate.
+//! The safetensors header, compared with the rules of the format and with the `safetensors` crate.
 
 mod cases;
 mod differential;
@@ -7,7 +7,7 @@ use pagestream::internals::{
     Dtype, Header, HeaderError, HeaderErrorKind, MAX_HEADER_BYTES, Strictness, header_bytes,
 };
 
-/// A file of this header and as many bytes of data.
+/// Returns a file with this header and this many bytes of data.
 fn file(json: impl AsRef<[u8]>, data: usize) -> Vec<u8> {
     let json = json.as_ref();
     let length = (json.len() as u64).to_le_bytes();
@@ -172,7 +172,7 @@ fn a_claimed_length_is_checked_before_anything_is_read() {
     assert_eq!(error.kind, HeaderErrorKind::InvalidLength);
 }
 
-/// Upstream adds these in 64 bits, which panics where overflow is checked.
+/// Upstream adds these numbers in 64 bits, which panics with overflow checks.
 #[test]
 fn tensors_that_claim_all_of_64_bits_are_refused_without_overflow() {
     let step = (1 << 61) - 1;

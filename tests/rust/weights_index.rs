@@ -178,7 +178,7 @@ fn what_transformers_writes_is_read() {
     assert_eq!(found.names().collect::<Vec<_>>(), [("a", 0), ("b", 1)]);
 }
 
-/// Files are bounded where they are numbered: before anything is made of them.
+/// The number of files is limited before anything is built from them.
 #[test]
 fn an_index_of_more_files_than_any_checkpoint_has_is_refused() {
     let index = |files: usize| {
@@ -190,7 +190,7 @@ fn an_index_of_more_files_than_any_checkpoint_has_is_refused() {
     assert!(message.starts_with("`weight_map` names more than 65536 files"), "{message}");
 }
 
-/// The binding hands `metadata` to another JSON reader, which must not fail on it.
+/// The binding passes `metadata` to another JSON reader, which must accept it.
 #[test]
 fn metadata_that_no_reader_takes_is_refused() {
     let deep = format!("{{\"x\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));

@@ -1,4 +1,4 @@
-//! Tokens of every type into every type of batch, against arithmetic on wide integers.
+//! Tokens of every type, widened to every type of batch, compared with arithmetic on wide integers.
 
 use pagestream::internals::{
     Beyond, DoesNotFit, Dtype, Element, TOKEN_DTYPES, Uninit, first_beyond, first_equal, widen, widen_window,
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const ELEMENTS: [Element; 3] = [Element::I64, Element::I32, Element::Raw];
 
-/// The least and the greatest token of a type.
+/// Returns the smallest and the largest token of a type.
 fn limits(dtype: Dtype) -> (i128, i128) {
     let bits = dtype.bits();
     match dtype {
@@ -16,12 +16,12 @@ fn limits(dtype: Dtype) -> (i128, i128) {
     }
 }
 
-/// A token as it stands in a file.
+/// Returns a token in its file format.
 fn encode(token: i128, dtype: Dtype) -> Vec<u8> {
     token.to_le_bytes()[..(dtype.bits() / 8) as usize].to_vec()
 }
 
-/// What `widen` should do, by way of i128.
+/// Computes the expected result of `widen` with i128.
 fn oracle(tokens: &[i128], dtype: Dtype, element: Element) -> Result<Vec<u8>, DoesNotFit> {
     let encoded = |token: &i128| match element {
         Element::I64 => i64::try_from(*token).ok().map(|token| token.to_ne_bytes().to_vec()),
@@ -33,12 +33,12 @@ fn oracle(tokens: &[i128], dtype: Dtype, element: Element) -> Result<Vec<u8>, Do
     Ok(rows.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// Bytes with `shift` more before and after, so that what lies in between is aligned to nothing.
+/// Returns the bytes with `shift` more bytes on both sides, so that they are misaligned.
 fn shifted(bytes: &[u8], shift: usize) -> Vec<u8> {
     [&vec![0x55; shift], bytes, &vec![0x55; shift]].concat()
 }
 
-/// A kernel's answer on memory that begins at `shift` of an allocation, and writes nothing beside it.
+/// Runs the kernel on memory at offset `shift` of an allocation, and asserts that it writes nothing outside.
 fn widened(tokens: &[i128], dtype: Dtype, element: Element, shift: usize) -> Result<Vec<u8>, DoesNotFit> {
     let source: Vec<u8> = tokens.iter().flat_map(|token| encode(*token, dtype)).collect();
     let source = shifted(&source, shift);
@@ -50,7 +50,7 @@ fn widened(tokens: &[i128], dtype: Dtype, element: Element, shift: usize) -> Res
     answer.map(|()| out[place].to_vec())
 }
 
-/// The same of a window: x and y.
+/// Does the same for a window: x and y.
 fn windowed(
     tokens: &[i128],
     dtype: Dtype,
@@ -76,7 +76,7 @@ fn windowed(
     answer.map(|()| (x[place.clone()].to_vec(), y[place].to_vec()))
 }
 
-/// A type and tokens of it: any, small ones, and those beside the limits of every type.
+/// A type and its tokens: arbitrary ones, small ones, and those next to the limits of every type.
 fn typed_tokens() -> impl Strategy<Value = (Dtype, Vec<i128>)> {
     let dtypes = TOKEN_DTYPES.iter().map(|known| known.2).collect::<Vec<_>>();
     prop::sample::select(dtypes).prop_flat_map(|dtype| {
@@ -88,7 +88,7 @@ fn typed_tokens() -> impl Strategy<Value = (Dtype, Vec<i128>)> {
         });
         let edges = edges.chain([least, greatest]).filter(|edge| (least..=greatest).contains(edge));
         let edges = prop::sample::select(edges.collect::<Vec<_>>());
-        // In most cases all of them fit into everything: a refusal ends the comparison.
+        // In most cases, all tokens fit every type, because a refusal ends the comparison.
         let any = prop_oneof![4 => small.clone(), 1 => least..=greatest, 1 => edges];
         let token = prop_oneof![2 => small.boxed(), 1 => any.boxed()];
         (Just(dtype), prop::collection::vec(token, 0..200))
@@ -190,14 +190,14 @@ proptest! {
     #[test]
     fn the_first_id_beyond_a_vocabulary_is_that_of_the_oracle(
         known in prop::sample::select(TOKEN_DTYPES),
-        // Long enough for whole vectors and a rest.
+        // The length covers whole vectors and a rest.
         picks in prop::collection::vec(0_usize..40, 0..150),
         vocabulary in prop_oneof![1_u64..300, Just(1 << 15), Just(1 << 16), Just(1 << 31), Just(u64::MAX)],
         shift in 0_usize..4,
     ) {
         let dtype = known.2;
         let (least, greatest) = limits(dtype);
-        // Mostly good ids, so that the first bad one lies anywhere.
+        // Most ids are valid, so that the first bad one can be anywhere.
         let tokens: Vec<i128> = picks
             .iter()
             .map(|pick| match pick {
@@ -218,7 +218,7 @@ proptest! {
     #[test]
     fn the_first_token_of_an_id_is_that_of_the_oracle(
         known in prop::sample::select(TOKEN_DTYPES),
-        // Seldom the id, so that it lies in any chunk, in the rest behind the chunks, or nowhere.
+        // The id is rare, so that it can be in any chunk, in the rest after the chunks, or nowhere.
         picks in prop::collection::vec(0_usize..100, 0..300),
         id in prop_oneof![0_u64..300, Just((1 << 15) - 1), Just(1 << 15), Just(u64::MAX >> 1), Just(u64::MAX)],
         shift in 0_usize..4,
@@ -232,7 +232,7 @@ proptest! {
                 0 => id.min(greatest),
                 1 => least,
                 2 => (-1).max(least),
-                // The bytes of an id that the type does not have are those of another one.
+                // The bytes of an id outside of the type equal those of another id.
                 3 => (id & ((1 << dtype.bits()) - 1)).min(greatest),
                 other => (*other as i128 + 300).min(greatest),
             })

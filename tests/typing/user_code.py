@@ -1,4 +1,4 @@
-"""User code, checked by mypy and pyright as strictly as they can, and never run."""
+"""User code that mypy and pyright check in strict mode, and that never runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +60,7 @@ def batches(path: Path) -> None:
 
 
 def tensor_batches(path: str) -> None:
-    """On every device the batches are tensors."""
+    """Batches are tensors on every device."""
     on_gpu = TokenLoader(path, sequence_length=8, batch_size=2, device="cuda", rank=0, world_size=2)
     assert_type(next(on_gpu), Batch[torch.Tensor])
     assert_type(next(iter(on_gpu.epoch(0))), Batch[torch.Tensor])
@@ -115,7 +115,7 @@ def tensors(path: Path, module: torch.nn.Module) -> None:
 
 
 def upstream_names(path: str) -> None:
-    """`safe_open` knows the framework."""
+    """`safe_open` infers the framework."""
     with safe_open(path, "np") as as_arrays:
         assert_type(as_arrays.get_tensor("a"), npt.NDArray[Any])
     with safe_open(path, framework="pt", device="cpu") as as_tensors:
@@ -126,7 +126,7 @@ def upstream_names(path: str) -> None:
 
 
 def refused(path: str) -> None:
-    """What is wrong is told before it runs."""
+    """Type checkers reject these errors before the code runs."""
     NumpyTokenLoader(path, sequence_length=8, batch_size=2, order="shufled")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     NumpyTokenLoader(path, sequence_length=8)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     pagestream.MappedFile(path, mode="rw")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

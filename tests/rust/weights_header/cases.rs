@@ -1,9 +1,9 @@
-//! Each kind of odd file, and what the reader and the incumbent make of it.
+//! Each kind of unusual file, and the verdicts of this reader and of the incumbent.
 
 use super::{Strictness, entry, file, object, parse};
 use pagestream::internals::HeaderErrorKind::{self, *};
 
-/// `None` is acceptance.
+/// `None` means accepted.
 type Outcome = Option<HeaderErrorKind>;
 
 struct Case {
@@ -13,7 +13,7 @@ struct Case {
     upstream: Outcome,
 }
 
-/// Numbers the rows as the project's facts about the format do.
+/// Numbers the rows in the order of the project's facts about the format.
 #[derive(Default)]
 struct Cases(Vec<Case>);
 
@@ -35,12 +35,12 @@ impl Cases {
     }
 }
 
-/// A header of one tensor `a`.
+/// Returns a header with one tensor `a`.
 fn one(dtype: &str, shape: &str, offsets: &str) -> String {
     object(&[entry("a", dtype, shape, offsets)])
 }
 
-/// A header of one tensor of one byte with more fields.
+/// Returns a header with one tensor of one byte and additional fields.
 fn with_fields(fields: &str) -> String {
     format!(r#"{{"a":{{"dtype":"U8",{fields},"shape":[1],"data_offsets":[0,1]}}}}"#)
 }
@@ -160,7 +160,7 @@ fn keys_and_fields(c: &mut Cases) {
     c.refused(40, InvalidJson, with_fields(r#""x":{"\ud800":0}"#), 1);
     for depth in 100..200 {
         let json = with_fields(&format!(r#""x":{}{}"#, "[".repeat(depth), "]".repeat(depth)));
-        // 128 levels are too many, two of which are the header and the entry.
+        // 128 levels are too many. Two of them are the header and the entry.
         if depth > 125 { c.refused(40, InvalidJson, json, 1) } else { c.accepted(40, json, 1) }
     }
 }

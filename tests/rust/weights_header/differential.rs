@@ -1,4 +1,4 @@
-//! The same bytes to this reader and to the `safetensors` crate.
+//! Gives the same bytes to this reader and to the `safetensors` crate.
 
 use pagestream::internals::{Dtype, Header, HeaderError, HeaderErrorKind, Strictness};
 use std::cell::Cell;
@@ -13,13 +13,13 @@ use safetensors::tensor::{Metadata, TensorView, serialize};
 
 use super::parse;
 
-/// In each run of the tests.
-/// Each of the eight kinds of mutation comes thousands of times. The stress test makes ten times as many, of other files.
+/// The number of mutations in each run of the tests. Each of the eight kinds of mutation occurs thousands of times. The
+/// stress test makes ten times this number, with other files.
 const MUTATIONS: u32 = 20_000;
 const STRESS_MUTATIONS: u32 = 200_000;
 
-/// Whether the strict reader may refuse what upstream accepts: rows 11, 12, 34, 7, 16 and 37 of the table of
-/// `cases.rs`.
+/// Returns whether the strict reader may refuse a file that upstream accepts: rows 11, 12, 34, 7, 16 and 37 of the
+/// table in `cases.rs`.
 fn is_listed(error: &HeaderError) -> bool {
     let types = ["invalid type: null", "invalid type: sequence", "invalid type: map"];
     match error.kind {
@@ -31,8 +31,9 @@ fn is_listed(error: &HeaderError) -> bool {
     }
 }
 
-/// Both accept the file and read the same from it, or both refuse it. The strict reader accepts
-/// nothing that the crate refuses, and refuses beyond that only what is listed. Returns whether the strict reader and the crate accept.
+/// Asserts that both readers accept the file and read the same, or both refuse it. The strict reader accepts only files
+/// that the crate accepts, and refuses more than the crate only for the listed reasons. Returns whether the strict
+/// reader and the crate accept.
 pub(super) fn assert_agrees(file: &[u8]) -> (bool, bool) {
     let shown = || String::from_utf8_lossy(file).into_owned();
     let upstream = SafeTensors::read_metadata(file);
@@ -87,7 +88,7 @@ impl Model {
     }
 }
 
-/// The last dimension is a multiple of 4, so that elements of 4 and 6 bits fill bytes.
+/// The last dimension is a multiple of 4, so that elements of 4 and 6 bits fill whole bytes.
 fn shape() -> impl Strategy<Value = Vec<usize>> {
     (vec(0..4_usize, 0..3), 0..3_usize).prop_map(|(mut shape, last)| {
         shape.push(last * 4);
@@ -104,13 +105,13 @@ fn model() -> impl Strategy<Value = Model> {
         prop_oneof![4 => select(&["", "a", "b", "ab", "é"][..]).prop_map(str::to_owned), 1 => string()]
             .prop_filter("reserved", |n| n != "__metadata__");
     let tensors = hash_map(name, (select(Dtype::ALL), shape()), 0..5);
-    // Upstream writes broken JSON for no tensors and empty metadata.
+    // Upstream writes broken JSON for an empty set of tensors with empty metadata.
     let metadata =
         proptest::option::of(hash_map(select(&["k", "l", "\n"][..]).prop_map(str::to_owned), string(), 1..3));
     (tensors, metadata).prop_map(|(tensors, metadata)| Model { tensors, metadata })
 }
 
-/// Words that stand between valid and invalid.
+/// Words on the border between valid and invalid.
 const WORDS: &[&str] = &[
     "null",
     "-0",
@@ -148,7 +149,7 @@ const WORDS: &[&str] = &[
     "\u{feff}",
 ];
 
-/// Fields that may be the first of some object.
+/// Fields that may come first in an object.
 const FIELDS: &[&str] = &[
     r#""a":["U8",[0],[0,0]],"#,
     r#""a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"#,
@@ -248,7 +249,7 @@ impl Parts {
     }
 }
 
-/// The start and length of the run of letters and digits, or the single byte, at a position.
+/// Returns the start and length of the run of letters and digits, or of the single byte, at a position.
 fn token(json: &[u8], position: usize) -> (usize, usize) {
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || *byte == b'"';
     let before = json[..position].iter().rev().take_while(|&byte| is_word(byte)).count();
@@ -298,7 +299,7 @@ fn judge_mutated_files(mut runner: TestRunner, mutations: u32) {
         Ok(())
     });
     runs.unwrap_or_else(|failure| panic!("{failure}"));
-    // The mutations are worth something only while they stay near the line between valid and invalid.
+    // The mutations are useful only near the border between valid and invalid.
     let (accepted, only_by_upstream) = (accepted.get(), only_by_upstream.get());
     assert!(accepted > mutations / 10 && accepted < mutations / 2, "{accepted} accepted");
     assert!(only_by_upstream > mutations / 100, "{only_by_upstream} accepted only by upstream");
