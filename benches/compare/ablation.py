@@ -1,4 +1,4 @@
-"""What each adaptive mechanism of the loader pays: all of them on, against one of them off at a time."""
+"""The benefit of each adaptive mechanism of the loader: all of them on, or all except one."""
 
 import json
 import random
@@ -16,7 +16,7 @@ from support import real
 
 TITLE = "the loader without one of its mechanisms"
 ALL = "all mechanisms"
-# What the switches of `rust/ablation.rs` turn off.
+# The mechanisms that the switches of `rust/ablation.rs` turn off.
 MECHANISMS = {
     "helping": "without the consumer's hand",
     "extra_gatherers": "without extra gatherers",
@@ -29,7 +29,7 @@ ROUNDS = 9
 WARM_BYTES = 256 << 20
 COLD_BYTES = 4 << 30
 SLOW_BYTES = 256 << 20
-SHARE = 0.8  # of the cold rate, which a consumer that computes needs
+SHARE = 0.8  # of the cold rate, which a program that computes needs
 
 
 def run(path: Path, case: str, without: str, **options: object) -> float:
@@ -41,7 +41,7 @@ def run(path: Path, case: str, without: str, **options: object) -> float:
 
 
 def compare_mechanisms(case: str, path: Path, kind: str, rounds: int = ROUNDS, **options: object) -> Row:
-    """Alternating runs, each in a process of its own and with a seed of its own."""
+    """Alternates runs. Each run has its own process and its own seed."""
     chance = random.Random(time.time_ns())
     row = Row(case, ALL, {name: [] for name in (ALL, *MECHANISMS.values())})
     for _ in range(rounds):

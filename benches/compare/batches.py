@@ -20,12 +20,12 @@ SHAPES = ((64, 1024), (32, 4096))
 BATCHES_A_CALL = 64
 ROUNDS = 9
 LIMIT = "2 threads that only write as many bytes"
-# Goals by sequence length: times nanoGPT's get_batch, and times the best DataLoader.
+# The goal for each sequence length: the ratio to nanoGPT's get_batch, and the ratio to the best DataLoader.
 GOALS = {1024: (20, 8), 4096: (10, 5)}
 
 
 class MemmapWindows(Dataset):
-    """The usual map-style dataset: x and y of a window from an np.memmap, for the default collate."""
+    """The usual map-style dataset: x and y of a window from an np.memmap, with default collation."""
 
     def __init__(self, path: Path, length: int, mode: str = "r") -> None:
         self.tokens = np.memmap(path, "u2", mode)
@@ -40,7 +40,7 @@ class MemmapWindows(Dataset):
 
 
 class MemmapBatches(MemmapWindows):
-    """The same, which makes a whole batch in one call, as torch's fetcher allows."""
+    """The same dataset, but with a whole batch in one call, as torch's fetcher allows."""
 
     def __init__(self, path: Path, length: int) -> None:
         super().__init__(path, length)
@@ -52,7 +52,7 @@ class MemmapBatches(MemmapWindows):
 
 
 class Endless:
-    """`next` of a DataLoader, which begins again at its end; its workers stay."""
+    """Repeats a DataLoader endlessly for `next`. Its workers persist."""
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader = loader
@@ -67,7 +67,7 @@ class Endless:
 
 
 def data_loaders(path: Path, batch_size: int, length: int) -> dict[str, Endless]:
-    """DataLoader as people set it up; random windows with replacement."""
+    """DataLoader in the usual configurations, with random windows with replacement."""
     arms = {}
     for dataset, collate, word in (
         (MemmapWindows(path, length), None, "a window a call"),
@@ -85,7 +85,7 @@ def data_loaders(path: Path, batch_size: int, length: int) -> dict[str, Endless]
 class WriteOnly:
     """Two threads that only write the bytes of batches, half a batch each. ctypes releases the GIL.
 
-    They take turns with the same number of buffers as a loader, so that both use the caches alike.
+    They alternate between as many buffers as a loader has, so that both use the caches in the same way.
     """
 
     def __init__(self, batch_bytes: int, buffers: int) -> None:
@@ -200,7 +200,8 @@ def split(whole: Row, own: list[str], arms: list[str], goals: tuple[float, float
 
 
 def verify(path: Path, length: int, batch_size: int, tokens: np.ndarray) -> None:
-    """The first batches hold the file's tokens, in the order that their numbers say, in each type."""
+    """Checks that the first batches of each type contain the file's tokens, in the order of the window
+    numbers."""
     for kind, dtype in (("int64", "i8"), ("int32", "i4"), ("raw", "u2")):
         with TokenLoader(
             path, sequence_length=length, batch_size=batch_size, order="sequential", dtype=kind
@@ -217,7 +218,7 @@ def verify(path: Path, length: int, batch_size: int, tokens: np.ndarray) -> None
 
 
 def verify_windows(x: np.ndarray | torch.Tensor, y: np.ndarray | torch.Tensor, tokens: np.ndarray) -> None:
-    """x and y of a rival are windows of the file, int64 and contiguous."""
+    """Checks that a rival's x and y are windows of the file, int64 and contiguous."""
     x, y = np.asarray(x), np.asarray(y)
     assert x.dtype == y.dtype == "i8"
     assert x.flags.c_contiguous

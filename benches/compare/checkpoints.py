@@ -1,4 +1,4 @@
-"""Checkpoints of many files, and one file in many processes, against `safetensors`."""
+"""Checkpoints with many files, and one file in many processes, compared with `safetensors`."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def shard_name(number: int) -> str:
 
 
 def make(folder: Path) -> Path:
-    """A checkpoint as transformers writes it, with small tensors: what is timed is opening."""
+    """Writes a checkpoint in transformers' layout. Its tensors are small, because only opening is timed."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     weight_map = {}
@@ -60,7 +60,7 @@ def ours(source: Path | list[Path]) -> np.ndarray:
 
 
 def in_a_loop(folder: Path) -> np.ndarray:
-    """Opens every file and notes which one has each tensor, as a caller that takes tensors by name has to."""
+    """Opens every file and records the file of each tensor, as programs must that request tensors by name."""
     where = {}
     for path in files_of(folder):
         file = safetensors.safe_open(path, "np")
@@ -69,13 +69,13 @@ def in_a_loop(folder: Path) -> np.ndarray:
 
 
 def in_a_loop_by_index(folder: Path) -> np.ndarray:
-    """Believes the index, and opens every file without looking at its names."""
+    """Trusts the index, and opens every file without a look at its names."""
     index = json.loads((folder / "model.safetensors.index.json").read_bytes())["weight_map"]
     files = {path.name: safetensors.safe_open(path, "np") for path in files_of(folder)}
     return files[index[NAME]].get_tensor(NAME)
 
 
-# Run by each process: opens, uses every tensor, and holds all of them until every process has measured.
+# Each process runs this: it opens the file, uses every tensor, and keeps them until all have measured.
 _WORKER = """
 import sys
 import numpy as np
@@ -106,7 +106,8 @@ sys.stdin.readline()
 
 
 def extra_memory(library: str, path: Path) -> tuple[float, float]:
-    """What processes that read every tensor add to their memory: private bytes, and their shares of all."""
+    """Returns the memory that processes add when they read every tensor: private bytes, and their share of
+    all bytes."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _WORKER, library, str(path)]
     pipe = subprocess.PIPE

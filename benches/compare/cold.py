@@ -1,4 +1,4 @@
-"""Files that are cold: made once, dropped from the page cache without root, and proven to be gone from it."""
+"""Cold files: created once, dropped from the page cache without root, and proven to be absent from it."""
 
 import contextlib
 import functools
@@ -19,12 +19,12 @@ FILE_BYTES = 10 << 30
 WRITTEN_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
 WARM_LIMIT = 0.01
-# The environment variable by which `touch_memory` is told how much.
+# This environment variable tells `touch_memory` the number of bytes.
 TOUCHED_BYTES = "TOUCHED_BYTES"
 
 
 def token_file(folder: Path, size_bytes: int = FILE_BYTES) -> Path:
-    """A file of random uint16 tokens, made if the folder has none of that size. The caller removes it."""
+    """Returns a file of random uint16 tokens, and creates it if missing. The caller removes it."""
     path = folder / f"tokens-{size_bytes}.bin"
     if path.exists() and path.stat().st_size == size_bytes:
         return path
@@ -41,9 +41,9 @@ def token_file(folder: Path, size_bytes: int = FILE_BYTES) -> Path:
 
 
 def evict(path: Path) -> float:
-    """Drops the file from the page cache and returns the fraction that is left, which is next to nothing.
+    """Drops the file from the page cache and returns the remaining fraction, which is close to zero.
 
-    Needs no root: the pages are clean after fdatasync, and nobody may have them mapped.
+    This needs no root: after fdatasync the pages are clean, and no process may have them mapped.
     """
     with MappedFile(path) as file:
         file.evict()
@@ -55,7 +55,7 @@ def evict(path: Path) -> float:
 
 
 def read_all(folder: Path) -> list[Path]:
-    """Reads all files of the folder into the page cache, and returns them."""
+    """Reads all files of the folder into the page cache, and returns the files."""
     buffer = bytearray(BLOCK_BYTES)
     paths = [path for path in folder.iterdir() if path.is_file()]
     for path in paths:
@@ -66,10 +66,10 @@ def read_all(folder: Path) -> list[Path]:
 
 
 def touch_memory() -> None:
-    """Writes to each page of as much memory as the environment says, and frees it.
+    """Writes to each page of as much memory as the environment variable says, and frees it.
 
-    A virtual machine gives free memory back to its host. Fetching it again would take longer than a load, and
-    count against the loads that happen to need it.
+    A virtual machine returns free memory to its host. Getting it back would take longer than a load, and
+    would count against the loads that happen to need it.
     """
     nbytes = int(os.environ.get(TOUCHED_BYTES, "0"))
     if nbytes:
@@ -78,7 +78,7 @@ def touch_memory() -> None:
 
 
 def read_ahead_control(path: Path) -> Path | None:
-    """The file in sysfs with the read-ahead of the disk that `path` is on; None where it has none."""
+    """Returns the sysfs file with the read-ahead of the disk of `path`, or None if there is none."""
     device = os.stat(path).st_dev
     disk = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
     places = (disk / "queue/read_ahead_kb", disk.parent / "queue/read_ahead_kb")
@@ -92,9 +92,9 @@ def read_ahead_kb(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def read_ahead(path: Path, kib: int) -> Iterator[int | None]:
-    """Sets the disk's read-ahead, where this process may, and puts back what was there.
+    """Sets the read-ahead of the disk if this process may, and restores it afterwards.
 
-    Yields what is in force, which is not `kib` where it could not be set.
+    Yields the value in force, which differs from `kib` if it could not be set.
     """
     control = read_ahead_control(path)
     before = read_ahead_kb(path)
@@ -110,7 +110,7 @@ def read_ahead(path: Path, kib: int) -> Iterator[int | None]:
 
 @functools.cache
 def example(name: str) -> str:
-    """A program of the Rust side, built if need be."""
+    """Returns an example program of the Rust side, and builds it if necessary."""
     command = ["cargo", "build", "--release", "--quiet", "--example", name]
     subprocess.run(command, cwd=ROOT, check=True)
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -118,22 +118,24 @@ def example(name: str) -> str:
 
 
 def direct_reader(path: Path, tokens: int, starts: np.ndarray, *, engine: str) -> dict[str, float]:
-    """What `rust/direct_reader.rs` says of one pass over the windows that begin at the tokens `starts`.
+    """Returns the result of `rust/direct_reader.rs` for one pass over windows. `starts` are their first
+    tokens.
 
-    The file is evicted before, unless the engine reads through the page cache, which proves what is there.
+    The file is evicted first, unless the engine reads through the page cache to prove its content.
     """
     evicted = "0" if engine == "pread" else "1"
     return run_direct_reader(path, tokens * 2, starts * 2, "--engine", engine, "--evict", evicted)
 
 
 def sequential_seconds(path: Path) -> float:
-    """What the disk needs for all of the file in order, past the page cache, 16 blocks of 1 MiB at a time.
+    """Returns how long the disk takes for the whole file in order, past the page cache, 16 blocks of 1 MiB at
+    a time.
 
-    Evicts the file first, and does not look at the bytes.
+    Evicts the file first, and does not check the bytes.
     """
     size_bytes = path.stat().st_size
     starts = np.arange(0, size_bytes, BLOCK_BYTES)
-    # The last block overlaps the one before.
+    # The last block overlaps the previous one.
     starts = np.minimum(starts, size_bytes - BLOCK_BYTES)
     options = ("--engine", "uring", "--depth", "16", "--evict", "1", "--checksum", "0")
     return run_direct_reader(path, BLOCK_BYTES, starts, *options)["seconds"]
@@ -149,20 +151,21 @@ def run_direct_reader(path: Path, window_bytes: int, starts: np.ndarray, *option
 
 
 def device_bytes() -> int:
-    """What this process had read from disks so far."""
+    """Returns the bytes that this process has read from disks so far."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def checksum(rows: np.ndarray) -> int:
-    """As `direct_reader` has it: each byte times one more than its place in its window, modulo 2^64."""
+    """Returns the checksum of `direct_reader`: the sum of bytes times (position in window + 1), modulo
+    2^64."""
     places = np.arange(1, rows.shape[1] * 2 + 1, dtype="u8")
     parts = np.array_split(rows, max(1, len(rows) // 256))
     return sum(int((part.view("u1").astype("u8") * places).sum(dtype="u8")) for part in parts) % 2**64
 
 
 def prove(path: Path, starts: np.ndarray, rows: np.ndarray) -> None:
-    """That `rows` are the windows of the file that begin at `starts`, in whatever order."""
+    """Proves that `rows` are the windows of the file that begin at `starts`, in any order."""
     expected = direct_reader(path, rows.shape[1], starts, engine="pread")["checksum"]
     if len(starts) != len(rows) or checksum(rows) != expected:
         message = f"{len(rows)} windows of {rows.shape[1]} tokens are not those of {path}"

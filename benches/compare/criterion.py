@@ -1,7 +1,7 @@
-"""What `cargo bench` left in the last hour: criterion's medians with their 95 % intervals.
+"""The results of `cargo bench` from the last hour: criterion's medians with their 95 % intervals.
 
-Criterion keeps `GROUP/FUNCTION/PARAMETER/new/estimates.json`, with some characters of the names changed; the
-names as they were given are in `benchmark.json` beside it.
+Criterion writes `GROUP/FUNCTION/PARAMETER/new/estimates.json`, with some characters of the names replaced.
+The original names are in `benchmark.json` in the same folder.
 """
 
 import json
@@ -18,7 +18,7 @@ MOST_AGE_SECONDS = 3600
 
 @dataclass
 class Estimate:
-    """One benchmark: its names, and for one element (or one iteration) the interval's ends and the median."""
+    """One benchmark: its names, and the median and the interval's ends for one element (or one iteration)."""
 
     group: str
     function: str
@@ -41,7 +41,7 @@ def estimates() -> Iterator[Estimate]:
 
 
 def copies(found: list[Estimate]) -> list[Row]:
-    """The copy that survives bus errors against memcpy."""
+    """The copy that survives bus errors, compared with memcpy."""
     rows: dict[tuple[str, int], Row] = {}
     for one in found:
         if one.group.startswith("copy"):
@@ -52,7 +52,7 @@ def copies(found: list[Estimate]) -> list[Row]:
 
 
 def kernels(found: list[Estimate]) -> list[Row]:
-    """Seconds a token: rows by the gatherer against the plain loop, and against writing alone."""
+    """Seconds per token: rows by the gatherer, compared with the plain loop and with writes alone."""
     limit = "write_only_2_threads"
     rows: dict[tuple[str, int], Row] = {}
     for one in found:
@@ -67,7 +67,7 @@ def kernels(found: list[Estimate]) -> list[Row]:
 
 
 def orders(found: list[Estimate]) -> list[Row]:
-    """Seconds an index of the permutation and a draw of the schedule."""
+    """Seconds per index of the permutation and per draw of the schedule."""
     rows: list[tuple[tuple[str, str, int], Row]] = []
     for one in found:
         if one.group in {"permutation", "schedule"}:
@@ -81,7 +81,7 @@ def orders(found: list[Estimate]) -> list[Row]:
 
 
 def headers(found: list[Estimate]) -> list[Row]:
-    """Parsing headers against the crate `safetensors`."""
+    """Parsing headers, compared with the crate `safetensors`."""
     rows: dict[tuple[str, int], Row] = {}
     for one in found:
         if one.group.startswith("parse"):
@@ -100,7 +100,7 @@ TITLES = {
 
 
 def results() -> dict[str, list[Row]]:
-    """Tables of what was run; the figures are the ends of criterion's interval and its median."""
+    """Returns tables of the benchmarks found. The figures are criterion's median and interval."""
     found = list(estimates())
     tables = {
         f"{title} (criterion, 95 % interval of the median)": rows(found) for title, rows in TITLES.items()

@@ -1,9 +1,9 @@
-"""Loads the rows of each matrix of the safetensors files of a folder one by one, and prints what it took.
+"""Loads the rows of each matrix of the safetensors files of a folder one by one, and prints the costs.
 
     expert_weights.py WAY FOLDER
 
-Prints JSON as `load_weights.py` does, with a name for each row. So programs take experts that are stacked in
-one tensor.
+Prints JSON in the form of `load_weights.py`, with a name for each row. Programs take experts in this way if a
+single tensor stacks them.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Parts of tensors that are asked for one behind another, from slow mounts, cold."""
+"""Parts of tensors requested in sequence, from slow mounts, cold."""
 
 import tempfile
 from pathlib import Path
@@ -12,7 +12,7 @@ TOTAL_BYTES, ROWS = 256 << 20, 16
 TITLE = f"256 MiB from a FUSE mount, cold, to CPU memory, the {ROWS} rows of each matrix one by one"
 DELAY_MS, ROUNDS = 10, 5
 OURS = "get_slice, installed"
-# By pread `safetensors` reads all of a tensor for each slice.
+# With pread, `safetensors` reads the whole tensor for each slice.
 STOCK, WITHOUT = "safetensors slices", "get_slice, installed, ahead=False"
 
 CASES = {

@@ -1,4 +1,4 @@
-"""Programs that get little from reading ahead: few tensors, experts, neighbours, blocks, small files."""
+"""Programs that benefit little from read-ahead: few tensors, experts, neighbours, blocks, small files."""
 
 import tempfile
 from collections.abc import Callable
@@ -38,14 +38,14 @@ OURS, STOCK, _ = WAYS
 
 
 class Tensor(NamedTuple):
-    """What is to be found in a tensor, and how long it is."""
+    """The expected content and length of a tensor."""
 
     total: int
     size_bytes: int
 
 
 def write(path: Path, sizes: dict[str, int], *, seed: int) -> dict[str, Tensor]:
-    """Writes random tensors of these bytes."""
+    """Writes random tensors with these sizes."""
     generator = np.random.default_rng(seed)
     arrays = {
         name: generator.integers(0, 1 << 16, size // 2, dtype=np.uint16).view(np.float16)
@@ -66,7 +66,7 @@ def model(source: Path) -> dict[str, Tensor]:
 
 
 def modules(source: Path) -> dict[str, Tensor]:
-    """Layers of matrices and norms."""
+    """Returns layers of matrices and norms."""
     sizes = {
         f"model.layers.{layer:02}.{module}": NORM_BYTES if module.startswith("norm") else MATRIX_BYTES
         for layer in range(MODULE_LAYERS)
@@ -76,7 +76,7 @@ def modules(source: Path) -> dict[str, Tensor]:
 
 
 def mixture(source: Path) -> dict[str, Tensor]:
-    """Layers of experts."""
+    """Returns layers of experts."""
     sizes = {
         f"model.layers.{layer:02}.experts.{expert:02}.weight": EXPERT_BYTES
         for layer in range(EXPERT_LAYERS)
@@ -91,7 +91,7 @@ def tensors(count: int, tensor_bytes: int, source: Path) -> dict[str, Tensor]:
 
 
 def matrices(row_bytes: int, source: Path) -> dict[str, Tensor]:
-    """Tensors of which one row each is used."""
+    """Returns tensors of which one row each is used."""
     shape = (TENSOR_ROWS, row_bytes)
     arrays = {
         f"tensors.{number:05}": np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
@@ -114,7 +114,7 @@ def small_files(file_bytes: int, source: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Case:
-    """What is used of which files, how, and whether the mount is one with direct_io."""
+    """The files, the tensors used, the way to load, and whether the mount has direct_io."""
 
     pattern: str
     direct_io: bool

@@ -1,8 +1,8 @@
-"""Loads some of the tensors of the safetensors files of a folder, and prints what it took.
+"""Loads some tensors of the safetensors files of a folder, and prints the costs.
 
     few_weights.py "PATTERN: WAY" FOLDER
 
-Prints JSON as `load_weights.py` does.
+Prints JSON in the form of `load_weights.py`.
 """
 
 import random
@@ -18,13 +18,13 @@ THREADS = 4
 KEPT_LAYERS = 3
 FIRST_LAYERS = 8
 OWN_EXPERTS = range(8, 16)
-# The tensors of a layer in the order in which a model has them. The file has them in order of their names.
+# The tensors of a layer in a model's order. The file sorts them by name.
 MODULES = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down", "norm.in", "norm.post")
-# Files whose tensors are used a few neighbours at a time: how many they have, and the groups in order of use.
+# Files used a few neighbouring tensors at a time: the number of tensors, and the groups in order of use.
 TINY_TENSORS, SMALL_TENSORS = 30_000, 402
 PAIRS = random.Random(0).sample(range(TINY_TENSORS // 2), 400)
 TRIPLES = random.Random(0).sample(range(SMALL_TENSORS // 3), 60)
-# The row of each tensor of a file that is used, in order of use.
+# The row that is used of each tensor of the file, in order of use.
 TENSOR_ROWS = 256
 ROWS = {
     number: random.Random(number).randrange(TENSOR_ROWS) for number in random.Random(0).sample(range(60), 60)
@@ -36,7 +36,7 @@ def is_norm(name: str) -> bool:
 
 
 def is_of_kept_layer(name: str) -> bool:
-    """Whether a layer is one that is used: every third."""
+    """Returns whether a layer is used: every third one is."""
     return int(name.split(".")[2]) % KEPT_LAYERS == 0
 
 
@@ -45,7 +45,7 @@ def is_of_first_layers(name: str) -> bool:
 
 
 def is_own_expert(name: str) -> bool:
-    """Whether an expert is one of this rank."""
+    """Returns whether an expert belongs to this rank."""
     return int(name.split(".")[4]) in OWN_EXPERTS
 
 
@@ -97,7 +97,7 @@ def chosen(is_wanted: Callable[[str], bool], folder: Path) -> Loaded:
 
 
 def by_threads(folder: Path) -> Loaded:
-    """All tensors, by threads that each open the file and take a block of it."""
+    """Yields all tensors. Each thread opens the file and takes a block of it."""
     import safetensors
 
     (path,) = shards(folder)

@@ -1,4 +1,4 @@
-"""Loads in new processes, of files that are cold or come from a slow mount; what is loaded is verified."""
+"""Loads in new processes, from cold files or slow mounts. The loaded bytes are verified."""
 
 import json
 import os
@@ -14,15 +14,15 @@ from harness import in_turn
 sys.path.append(str(ROOT / "tests/python"))  # the tests mount the same file system
 from support import real
 
-# One that takes so long is left out of every second round, one that takes twice as long of two in three.
+# A load that takes this long skips every second round. Twice as long, and it skips two rounds in three.
 SLOW_SECONDS = 10.0
-# The largest read that arrives at a mount: what daemons get that ask the kernel for no more.
+# The largest read that arrives at a mount, if its daemon does not ask the kernel for more.
 USUAL_REQUEST_BYTES = 128 << 10
 
 
 @dataclass
 class Load:
-    """What a load took; the last two are what a slow mount has counted."""
+    """The costs of a load. A slow mount has counted the last two."""
 
     seconds: float
     first_seconds: float
@@ -31,7 +31,7 @@ class Load:
 
 
 def load(program: str, arguments: list[str], sums: dict[str, int], *, touched_bytes: int = 0) -> Load:
-    """Runs the program, whose name is that of a file here, and compares its sums by name.
+    """Runs a program from this folder, and compares its sums by name.
 
     The program writes to `touched_bytes` of memory, and frees it, before the clock starts.
     """
@@ -50,7 +50,7 @@ def load(program: str, arguments: list[str], sums: dict[str, int], *, touched_by
 
 
 def load_cold(program: str, way: str, folder: Path, sums: dict[str, int]) -> Load:
-    """Loads files that the program evicts from the page cache before."""
+    """Loads files that the program first evicts from the page cache."""
     return load(program, [way, str(folder), "--evict"], sums)
 
 
@@ -67,11 +67,11 @@ def load_slow(
     request_bytes: int = USUAL_REQUEST_BYTES,
     bandwidth_bytes: int | None = None,
 ) -> Load:
-    """Loads from a mount of `source` that is made for it, and so has nothing cached.
+    """Loads from a new mount of `source`, which therefore has no cached pages.
 
-    `source` itself is read before: what a request takes is the delay, and not the disk of this machine.
-    `request_bytes` is the largest request, and the kernel's read-ahead; `bandwidth_bytes` is what all of
-    them get in a second. The mount must have delivered `needed_bytes` at least.
+    `source` itself is read first, so that a request takes the delay and not the time of this machine's disk.
+    `request_bytes` is the largest request and the kernel's read-ahead. `bandwidth_bytes` is the limit for all
+    requests together in a second. The mount must have delivered at least `needed_bytes`.
     """
     read_all(source)
     point = source.with_name(f"{source.name}-slow")
@@ -99,7 +99,7 @@ def load_slow(
 
 
 def alternate(names: list[str], measure: Callable[[str], Load], *, rounds: int) -> dict[str, list[Load]]:
-    """Measures all in turn, in an order that changes; a slow one less often than in each round."""
+    """Measures all ways in a changing order, slow ones less often than in each round."""
     found: dict[str, list[Load]] = {name: [] for name in names}
     for turn in range(rounds):
         for name in in_turn(names, turn):

@@ -1,4 +1,4 @@
-"""Rivals side by side: alternating rounds, medians with quartiles, goals, machine facts."""
+"""Compares rivals side by side: alternating rounds, medians with quartiles, goals, machine facts."""
 
 import gc
 import os
@@ -29,11 +29,11 @@ PACKAGES = (
 
 @dataclass
 class Row:
-    """One case and what was measured of each contestant, of whom `ours` is one.
+    """One case with the measurements of each contestant, including `ours`.
 
-    `goals` has the least ratio that we want against a rival; for `ours` itself, the figure that is not to be
-    exceeded (or, where more is better, to be reached). `limits` names those of the rivals that are no rivals
-    but what the hardware gives, which nobody can beat.
+    `goals` has the smallest desired ratio to each rival. For `ours` itself, it has the upper limit of the
+    figure (or the lower limit, if more is better). `limits` names the contestants that are no rivals but the
+    limit of the hardware.
     """
 
     case: str
@@ -49,19 +49,19 @@ class Row:
         return statistics.median(self.figures[name])
 
     def span(self, name: str) -> tuple[float, float]:
-        """The first and the third quartile; of fewer than four figures the least and the largest."""
+        """Returns the first and the third quartile, or the minimum and maximum of fewer than four figures."""
         if len(self.figures[name]) < 4:
             return min(self.figures[name]), max(self.figures[name])
         first, _, third = statistics.quantiles(self.figures[name], n=4, method="inclusive")
         return first, third
 
     def ratio(self, rival: str) -> float:
-        """How many times better than the rival we are; below 1 we have lost."""
+        """Returns how many times better than the rival we are. Below 1, the rival is better."""
         better, worse = (self.ours, rival) if self.more_is_better else (rival, self.ours)
         return self.median(better) / max(self.median(worse), 1e-12)
 
     def text(self, name: str) -> str:
-        """Name, median, span, number of rounds and what else is to be said of a contestant."""
+        """Returns a contestant's name, median, span, number of rounds and remarks."""
         low, high = self.span(name)
         remark = f"; {self.remarks[name]}" if name in self.remarks else ""
         span = "" if low == high else f"{human(low, self.unit)} to {human(high, self.unit)}, "
@@ -79,7 +79,7 @@ class Row:
         return " ".join(words)
 
     def own_verdict(self) -> str:
-        """Whether our own figure is what it shall be."""
+        """Returns whether our own figure meets its goal."""
         goal = self.goals.get(self.ours)
         if goal is None:
             return ""
@@ -99,11 +99,11 @@ def compare(
     limits: list[str] | None = None,
     within: dict[str, Callable[[], AbstractContextManager[object]]] | None = None,
 ) -> Row:
-    """Times the contestants in turn, the first being ours.
+    """Times the contestants in turn, starting with ours.
 
-    Each is called as often as fills `seconds_per_sample`, found out once; the order turns with each round.
-    A call does `times_a_call` times what a figure stands for. `within` has what a contestant is called
-    within; to enter and to leave that is not timed.
+    A sample repeats the call to fill `seconds_per_sample`. The number of repetitions is found once. The order
+    rotates with each round. `times_a_call` is how many times a call does the work of one figure. `within` has
+    a context for each contestant; entering and leaving it is not timed.
     """
     contexts = dict.fromkeys(contestants, nullcontext) | (within or {})
     names = list(contestants)
@@ -131,7 +131,7 @@ def compare(
 
 
 def in_turn(names: list[str], turn: int) -> list[str]:
-    """The names in the order of one round, which another begins each time."""
+    """Returns the names in the order of one round. Each round begins with another name."""
     first = turn % len(names)
     return names[first:] + names[:first]
 
@@ -147,7 +147,7 @@ def human(value: float, unit: str = "s") -> str:
 
 
 def table(title: str, rows: list[Row]) -> str:
-    """A Markdown table of medians, quartiles and how many times better we are."""
+    """Returns a Markdown table of medians, quartiles and ratios."""
     lines = [f"### {title}", "", "| case | ours | rival | times better |", "|---|---|---|---|"]
     for row in rows:
         ours = row.text(row.ours)
@@ -162,7 +162,7 @@ def table(title: str, rows: list[Row]) -> str:
 
 
 def machine() -> dict[str, object]:
-    """Facts without which figures mean nothing."""
+    """Returns facts about the machine, which figures need as context."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     packages = {}

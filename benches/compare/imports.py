@@ -1,4 +1,4 @@
-"""Imports in new processes, with warm files, as `python -X importtime` tells them."""
+"""Imports in new processes, with cached files, as reported by `python -X importtime`."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from harness import Row
 
 TITLE = "imports, page cache warm"
 ROUNDS = 15
-# `import pagestream` may take 1.3 times as long as NumPy's own.
+# `import pagestream` may take 1.3 times as long as NumPy's import.
 LEAST_RATIO = 0.77
 
 
@@ -25,7 +25,7 @@ def measure(_folder: object) -> list[Row]:
 
 
 def row(case: str, ours: str, rivals: dict[str, str], goals: dict[str, float]) -> Row:
-    """One round of each in turn, after one that warms the files."""
+    """Runs one round of each import in turn, after a round that caches the files."""
     statements = {"pagestream": ours, **rivals}
     result = Row(case, "pagestream", {name: [] for name in statements}, goals=goals)
     for number in range(ROUNDS + 1):
@@ -37,13 +37,13 @@ def row(case: str, ours: str, rivals: dict[str, str], goals: dict[str, float]) -
 
 
 def seconds(statement: str) -> float:
-    """The sum of what each module takes for itself, without those that Python imports to start."""
+    """Returns the sum of the modules' own times, without the modules that Python imports at startup."""
     start = modules("pass")
     return sum(taken for name, taken in modules(statement).items() if name not in start) / 1e6
 
 
 def modules(statement: str) -> dict[str, int]:
-    """What each module took for itself, in microseconds."""
+    """Returns each module's own time in microseconds."""
     command = [sys.executable, "-X", "importtime", "-c", statement]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     lines = (line.removeprefix("import time:").split("|") for line in told.splitlines())

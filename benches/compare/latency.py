@@ -1,4 +1,4 @@
-"""How long `next` takes on a cold file, when a consumer that computes needs 80 % of what the device gives."""
+"""Duration of `next` on a cold file, if the program computes and needs 80 % of the device's rate."""
 
 import random
 import time
@@ -18,10 +18,10 @@ TITLE = "time of next(loader), cold, at 80 % of the device's rate"
 ROUNDS = 3
 LENGTH = 1024
 SHARE = 0.8
-# Steps of a run, and how long a run of a loader that cannot keep up may last.
+# The number of steps in a run, and the time limit for a loader that cannot keep up.
 STEPS = 500
 MOST_SECONDS = 10
-# The first steps, in which loaders start, are not counted.
+# The first steps do not count, because loaders start in them.
 STARTING_STEPS = 16
 Batches = Iterator[tuple[np.ndarray, np.ndarray]]
 
@@ -45,14 +45,14 @@ CONTESTANTS: dict[str, Callable[[Path, np.ndarray, int], Batches]] = {
 
 
 def compute(until: float) -> None:
-    """Work of one thread, mostly without the GIL, as a training step on this machine would be."""
+    """Does the work of one thread, mostly without the GIL, like a training step on this machine."""
     values = np.ones(1 << 14)
     while time.perf_counter() < until:
         np.sqrt(values, out=values)
 
 
 def waits(name: str, path: Path, step_seconds: float, seed: int) -> np.ndarray:
-    """How long each `next` took, once the loader had started."""
+    """Returns the duration of each `next` after the loader has started."""
     evict(path)
     rows = np.ones((STEPS * BATCH, LENGTH + 1), "u2")
     starts = starts_of(path, seed, rows)

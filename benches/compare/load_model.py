@@ -1,9 +1,9 @@
-"""Loads a model by a program that has never heard of pagestream, uses all bytes, and prints what it took.
+"""Loads a model with a program that does not know pagestream, uses all bytes, and prints the costs.
 
     load_model.py WAY FOLDER [--evict]
 
-WAY is one of `WAYS`, with or without ", installed". Prints JSON: seconds in all, seconds until the model was
-there, and a sum over all bytes of each parameter.
+WAY is one of `WAYS`, with or without ", installed". Prints JSON: total seconds, seconds until the model was
+loaded, and a sum over all bytes of each parameter.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def main(way: str, folder: Path, *, evicts: bool) -> None:
 
         pagestream.safetensors.install()
     with contextlib.redirect_stdout(sys.stderr):
-        import accelerate  # noqa: F401 - loading the libraries is not what is compared
+        import accelerate  # noqa: F401 - importing the libraries is not part of the comparison
         from transformers.models.llama import modeling_llama  # noqa: F401
 
         if evicts:

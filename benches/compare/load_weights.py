@@ -1,12 +1,11 @@
-"""Loads all tensors of the safetensors files of a folder to CPU memory, in one way, and prints what it took.
+"""Loads all tensors of the safetensors files of a folder to CPU memory in one way, and prints the costs.
 
     load_weights.py WAY FOLDER [--evict] [--wait]
 
-With --wait it says "ready" first, and begins once it gets a line. With --evict all files of the folder are
-read and then evicted first, so that the memory for them is there, as by `cold.touch_memory`.
+With --wait, it prints "ready" and starts when it receives a line. With --evict, it first reads all files of
+the folder and evicts them, so that their memory is present, as with `cold.touch_memory`.
 
-Prints JSON: seconds in all, seconds to the first tensor, seconds of processors, and a sum over all bytes by
-name.
+Prints JSON: total seconds, seconds to the first tensor, processor seconds, and a sum over all bytes by name.
 """
 
 import contextlib
@@ -23,9 +22,9 @@ import numpy as np
 import torch
 from cold import evict, read_all, touch_memory
 
-# The descriptor of what is printed.
+# The descriptor for the program's output.
 PRINTED = 1
-# Names and arrays or tensors, one after another.
+# Yields names with arrays or tensors.
 Loaded = Iterator[tuple[str, object]]
 
 
@@ -69,7 +68,7 @@ def by_cattensors(folder: Path) -> Loaded:
     import cattensors
 
     cattensors.patch()
-    # Its `load_file` (0.2.0) fails with safetensors 0.8, which passes a `backend` to `safe_open`.
+    # cattensors' `load_file` (0.2.0) fails with safetensors 0.8, which passes a `backend` to `safe_open`.
     yield from by_safe_open(folder)
 
 
@@ -114,7 +113,7 @@ WAYS: dict[str, Callable[[Path], Loaded]] = {
     "safetensors, pread": lambda folder: by_safe_open(folder, backend="pread"),
     "safetensors, load_file": by_load_file,
     "runai-model-streamer": by_runai,
-    # By default it reads with O_DIRECT, and on FUSE its requests then wait for one another.
+    # The default reads with O_DIRECT, and on FUSE its requests then wait for one another.
     "runai-model-streamer, io_uring_buffered": partial(by_runai, strategy="io_uring_buffered"),
     "fastsafetensors": by_fastsafetensors,
     "cattensors": by_cattensors,
@@ -136,8 +135,8 @@ def read_and_evict(folder: Path) -> None:
 def report(
     load: Callable[[Path], Loaded], folder: Path, *, evicts: bool = False, waits: bool = False
 ) -> None:
-    """Loads from the folder, and prints what it took."""
-    # Loading the libraries is not what is compared.
+    """Loads from the folder, and prints the costs."""
+    # Importing the libraries is not part of the comparison.
     with contextlib.redirect_stdout(sys.stderr):
         empty = folder / "nothing"
         with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Whole checkpoints from slow mounts, cold, to CPU memory: every tensor loaded and each of its bytes used."""
+"""Whole checkpoints from slow mounts, cold, to CPU memory. Each byte of every tensor is used."""
 
 import statistics
 import tempfile
@@ -22,7 +22,7 @@ RIVALS = [*FAST_RIVALS, "runai-model-streamer", "cattensors", "torch.load(mmap=T
 
 @dataclass(frozen=True)
 class Case:
-    """A checkpoint and a mount whose requests, of at most `request_kib`, take `delay_ms`."""
+    """A checkpoint, and a mount whose requests have at most `request_kib` and take `delay_ms`."""
 
     gib: int
     delay_ms: int
@@ -63,7 +63,7 @@ def measure(folder: Path, cases: list[str]) -> list[Row]:
 
 
 def of_mount(name: str, case: Case, source: Path, sums: dict[str, int]) -> list[Row]:
-    # Other cases only by those that are fast in the usual one, and by `safetensors` for the ratio.
+    # Other cases include only the ways that are fast in the usual case, and `safetensors` for the ratio.
     is_whole = (case.gib, case.request_kib) == (1, 128)
     stock, rivals = (STOCK, RIVALS) if is_whole else (STOCK[:1], FAST_RIVALS)
     load = partial(
@@ -79,13 +79,13 @@ def of_mount(name: str, case: Case, source: Path, sums: dict[str, int]) -> list[
     found = alternate([*OURS, *stock, *rivals], load, rounds=ROUNDS)
     seconds = {way: [each.seconds for each in loads] for way, loads in found.items()}
     remarks = {way: delivered(loads, case.gib << 30) for way, loads in found.items()}
-    # At 2 ms the cores decide.
+    # At 2 ms, the processor is the bottleneck.
     is_slow = case.delay_ms > 2
     goals = dict.fromkeys(stock, 10.0 if is_slow else 5.0)
     goals |= dict.fromkeys(rivals, 1.0 if is_slow else 0.9) | {"stream": 0.9}
     rows = []
     for ours in OURS:
-        # A program that loads by `safetensors` is compared with itself, and with what could be had.
+        # A program that loads with `safetensors` is compared with itself, and with the best alternative.
         others = [*stock, *rivals] if ours == "stream" else [*stock, "stream", *([] if is_slow else rivals)]
         figures = {way: seconds[way] for way in (ours, *others)}
         told = {way: remarks[way] for way in figures}
@@ -95,14 +95,14 @@ def of_mount(name: str, case: Case, source: Path, sums: dict[str, int]) -> list[
 
 
 def delivered(loads: list[Load], needed_bytes: int) -> str:
-    """What the mount saw of the loads in one way."""
+    """Returns the mount's counts for the loads in one way."""
     share = statistics.median(each.delivered_bytes for each in loads) / needed_bytes
     in_flight = statistics.median(each.most_in_flight for each in loads)
     return f"{share:.2f} of the bytes delivered, at most {in_flight:.0f} requests in flight"
 
 
 def first_tensor(name: str, ours: str, rivals: list[str], found: dict[str, list[Load]]) -> Row:
-    """Our first tensor against all tensors of the fastest rival."""
+    """Compares the time to our first tensor with the time of the fastest rival for all tensors."""
     fastest = min(rivals, key=lambda way: statistics.median(each.seconds for each in found[way]))
     figures = {
         ours: [each.first_seconds for each in found[ours]],

@@ -34,7 +34,7 @@ RIVALS = [
 DISK = "the disk alone: O_DIRECT in order, 16 blocks of 1 MiB at a time"
 COLD_ROUNDS, NEW_ROUNDS, AGAIN_ROUNDS = 5, 15, 21
 READ_AHEAD_KIB = 128
-# How many times as long as without it what reads ahead may take where there is nothing to read.
+# If there is nothing to read, read-ahead may take at most this many times as long as no read-ahead.
 MOST_WITH_AHEAD = 1.02
 INSTALLED, WITHOUT, UPSTREAM = "installed", "installed, ahead=False", "safetensors"
 
@@ -77,7 +77,7 @@ def cold(source: Path, sums: dict[str, int], read_ahead_kib: int | None) -> list
         return load_cold("load_weights.py", way, source, sums)
 
     for path in source.iterdir():
-        sequential_seconds(path)  # so that caches below the disk know all of it from the first round on
+        sequential_seconds(path)  # fills the caches below the disk before the first round
     found = alternate([*OURS, DISK, *STOCK, *RIVALS], measured, rounds=COLD_ROUNDS)
     seconds = {way: [each.seconds for each in loads] for way, loads in found.items()}
     rows = []
@@ -94,7 +94,7 @@ def cold(source: Path, sums: dict[str, int], read_ahead_kib: int | None) -> list
 
 
 def warm_in_new_processes(source: Path) -> list[Row]:
-    """What is done once in a process counts here."""
+    """Includes the one-time costs of a process."""
     sums = make(source)
     ways = {
         "safe_open": ["safe_open, installed", "safe_open, installed, ahead=False", "safetensors, mmap"],
@@ -118,7 +118,7 @@ def warm_in_new_processes(source: Path) -> list[Row]:
 
 
 def keep_warm(path: Path) -> None:
-    """Brings the file into the page cache, and makes sure of it."""
+    """Brings the file into the page cache, and verifies that."""
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(1 << 20)
         while file.readinto(buffer):
@@ -131,14 +131,13 @@ def keep_warm(path: Path) -> None:
 
 
 def with_over_without(case: str, with_ahead: list[float], without: list[float]) -> Row:
-    """How many times as long as without read-ahead, round by round."""
+    """Returns the ratio of the time with read-ahead to the time without, round by round."""
     shares = [one / other for one, other in zip(with_ahead, without, strict=True)]
     name = "with read-ahead, of the time without, in the same round"
     return Row(case, name, {name: shares}, "times", goals={name: MOST_WITH_AHEAD})
 
 
-# --- warm, again and again in one process ------------------------------------------------------------
-# The program below says `safetensors`, and `install` puts ours under that name in this module, too.
+# The program below imports `safetensors`, and `install` puts pagestream under that name in this module too.
 
 
 def get_each(path: Path, framework: str) -> None:
@@ -170,7 +169,7 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 
 def prove(path: Path, framework: str) -> None:
-    """That the program reads the same bytes, and by ours where it is to."""
+    """Proves that the program reads the same bytes, and uses pagestream if it should."""
     expected = everything(path, framework)
     for context in CONTEXTS.values():
         with context():
@@ -181,7 +180,7 @@ def prove(path: Path, framework: str) -> None:
 
 def warm_again_and_again(source: Path) -> list[Row]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as NumPy: what a sum takes is not to depend on what else runs
+    torch.set_num_threads(1)  # as NumPy does, so that a sum does not depend on other programs
     try:
         return of_one_process(source)
     finally:

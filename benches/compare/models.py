@@ -1,4 +1,4 @@
-"""Whole models by programs that load with `safetensors`, from slow mounts and cold from the disk."""
+"""Whole models loaded by programs that use `safetensors`, from slow mounts and cold from the disk."""
 
 import tempfile
 from functools import partial

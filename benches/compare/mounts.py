@@ -1,4 +1,4 @@
-"""Random windows by `read` mode on FUSE mounts, against what of np.memmap and DataLoader works there."""
+"""Random windows in `read` mode on FUSE mounts, compared with np.memmap and DataLoader where these work."""
 
 import contextlib
 import random
@@ -20,7 +20,7 @@ from support import real
 TITLE = "random windows of a cold file of 1 GiB on FUSE mounts"
 FILE_BYTES = 1 << 30
 ROUNDS = 3
-# Windows of a pass, for ours and for the rivals.
+# The windows of a pass, for ours and for the rivals.
 MANY, FEW = 8192, 512
 OURS = 'TokenLoader, mmap_mode="read"'
 LIMIT = "64 threads with pread"
@@ -43,8 +43,8 @@ def slow(source: Path, folder: Path) -> Iterator[Path]:
         yield mount.path
 
 
-# With direct_io a shared mapping, which is what mode="r" makes, is refused. By itself bindfs serves one
-# request at a time, so that no reader can be much faster than another.
+# direct_io refuses shared mappings, which mode="r" makes. By default, bindfs serves one request at a time, so
+# that no reader can be much faster than another.
 MOUNTS: dict[str, tuple[Callable[[Path, Path], contextlib.AbstractContextManager[Path]], str]] = {
     "bindfs -o direct_io": (bindfs, "c"),
     "bindfs -o direct_io,multithreaded": (threaded, "c"),
@@ -65,14 +65,14 @@ def ways(mode: str) -> dict[str, tuple[Way, int]]:
 
 
 def by_threads(path: Path, seed: int, rows: np.ndarray) -> tuple[float, np.ndarray]:
-    """What the mount can do: the windows read at once, into nothing but a checksum."""
+    """Measures the limit of the mount: threads read the windows at the same time, only for a checksum."""
     starts = starts_of(path, seed, rows)
     seconds = direct_reader(path, rows.shape[1], starts, engine="pread")["seconds"]
     return seconds, starts
 
 
 def windows_per_second(way: Way, path: Path, source: Path, tokens: int, count: int, seed: int) -> float:
-    """One pass, cold on both sides of the mount; proven by the file behind it."""
+    """Makes one pass, cold on both sides of the mount. The file behind the mount proves the result."""
     evict(path)
     evict(source)
     rows = np.ones((count, tokens), "u2")
@@ -98,7 +98,7 @@ def measure(folder: Path) -> list[Row]:
 def measure_mount(
     case: str, path: Path, behind: Path, tokens: int, contestants: dict[str, tuple[Way, int]]
 ) -> list[Row]:
-    """A row for `read` against all, and one for the mapping that "auto" finds."""
+    """Returns a row for `read` against all rivals, and one for the mapping that "auto" chooses."""
     chance = random.Random(time.time_ns())
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(ROUNDS):
@@ -110,6 +110,6 @@ def measure_mount(
     figures = {name: rates[name] for name in (ours, *rivals)}
     goals = dict.fromkeys(rivals[:-1], 10)
     rows = [Row(case, ours, figures, "windows/s", more_is_better=True, goals=goals, limits=[LIMIT])]
-    # For information: what "auto" makes of these mounts, and what they could give.
+    # For information: the mode that "auto" chooses on these mounts, and their limit.
     figures = {name: rates[name] for name in (mapped, LIMIT)}
     return [*rows, Row(case, mapped, figures, "windows/s", more_is_better=True, limits=[LIMIT])]

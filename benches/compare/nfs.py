@@ -1,4 +1,4 @@
-"""A checkpoint from an NFS server that is far away, cold, in a guest that is both client and server."""
+"""A checkpoint from a distant NFS server, cold, in a guest that is both client and server."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ GOAL = 3.0
 
 
 def measure(folder: Path) -> list[Row]:
-    """Both sides of the mount and the program share one emulated processor: only ratios mean something."""
+    """Measures ratios only: both sides of the mount and the program share one emulated processor."""
     with tempfile.TemporaryDirectory(dir=folder) as inner:
         console = run_in_guest(Path(__file__).with_name("nfs_weights.py"), Path(inner), SECONDS)
         path = Path(inner) / "results"

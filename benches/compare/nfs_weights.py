@@ -1,6 +1,6 @@
-"""Loads a checkpoint over NFS in some ways, cold each time. Runs in the guest of `support/nfs_guest.py`.
+"""Loads a checkpoint over NFS in several ways, cold each time. Runs in the guest of `support/nfs_guest.py`.
 
-Writes a line of JSON for each load to /mnt/out/results: case, way, seconds, requests in flight (mean).
+Writes a line of JSON for each load to /mnt/out/results: case, way, seconds, mean requests in flight.
 """
 
 import json
@@ -26,7 +26,7 @@ SHARDS, TENSORS, TENSOR_BYTES = 2, 16, 2 << 20
 ROUNDS = 3
 SERVED = Path("/mnt/srv/model")
 MOUNTS = {"v3": Path("/mnt/v3"), "v4.2": Path("/mnt/v4")}
-# What a round trip takes beside the work. Without it the emulated processor is all that one waits for.
+# The additional round-trip times. Without them, only the emulated processor would be measured.
 ROUND_TRIPS_MS = (0, 5, 20)
 
 Loaded = Iterator[tuple[str, object]]
@@ -48,13 +48,13 @@ def by_safe_open(framework: str) -> Callable[[Path], Loaded]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to load, by a program that has called `install` or has not."""
+    """A way to load, with a program that has or has not called `install`."""
 
     load: Callable[[Path], Loaded]
     installs: bool = False
 
     def ready(self) -> AbstractContextManager[object]:
-        """What a program does once, at its start. After a fork it copies pages of every module."""
+        """Pays a program's one-time costs. After the fork, this includes copies of pages of every module."""
         return pagestream.safetensors.install() if self.installs else nullcontext()
 
 
@@ -86,9 +86,9 @@ def used(tensor: object) -> int:
 
 
 def load(way: str, mount: Path, sums: dict[str, int]) -> tuple[float, float]:
-    """Loads in a process of its own. Returns seconds, and the mean of the requests in flight."""
+    """Loads in a separate process. Returns the seconds, and the mean number of requests in flight."""
     Path("/proc/sys/vm/drop_caches").write_text("1")
-    # The libraries' pages come back first.
+    # This brings the libraries' pages back first.
     with WAYS[way].ready():
         list(WAYS[way].load(Path("/mnt/srv/warm")))
     reading, writing = os.pipe()
@@ -119,7 +119,7 @@ def main() -> None:
     safetensors.numpy.save_file({"t": np.zeros(64, "u1")}, warm / "model.safetensors")
     with Path("/mnt/out/results").open("w") as results:
         for milliseconds in ROUND_TRIPS_MS:
-            # Each way takes half of it.
+            # Each direction takes half of the delay.
             delay = ["qdisc", "replace", "dev", "lo", "root", "netem", "delay", f"{milliseconds / 2}ms"]
             subprocess.run(["tc", *delay, "limit", "100000"], check=True)
             for word, mount in MOUNTS.items():

@@ -1,4 +1,4 @@
-"""Opening and reading safetensors files, against `safetensors`."""
+"""Opening and reading safetensors files, compared with `safetensors`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ def make(path: Path, count: int, elements: int) -> Path:
 
 
 def same(path: Path) -> None:
-    """Every tensor equal, by every way that is timed."""
+    """Checks that every tensor is equal in every timed way."""
     expected = safetensors.numpy.load_file(path)
     checkpoint = pagestream.open_checkpoint(path)
     tensors = load_file(path)
@@ -87,7 +87,7 @@ def both(
     goal: float,
     rounds: int = 15,
 ) -> Row:
-    """The same use of both `safe_open`s."""
+    """Returns the same use of both `safe_open` functions."""
     contestants = {
         "pagestream": partial(use, safe_open, path, framework),
         "safetensors": partial(use, safetensors.safe_open, path, framework),

@@ -1,4 +1,4 @@
-"""What a rank of eight needs of a checkpoint, from slow mounts, cold: an eighth of each matrix."""
+"""One of eight ranks loads its part of a checkpoint from slow mounts, cold: an eighth of each matrix."""
 
 import statistics
 import tempfile
@@ -21,13 +21,13 @@ RIVALS = [
     "torch's reader, 1 thread",
     "torch's reader, 8 threads",
 ]
-# Where what is wanted lies in runs at least this long, next to nothing else may be read.
+# If the wanted bytes lie in runs of at least this length, hardly any other bytes may be read.
 LONG_RUN_BYTES, MOST_BYTES = 64 << 10, 1.2
 
 
 @dataclass(frozen=True)
 class Case:
-    """Matrices of bfloat16, which are split along a dimension."""
+    """bfloat16 matrices that are split along a dimension."""
 
     shape: tuple[int, int]
     dimension: int
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def run_bytes(self) -> int:
-        """How many wanted bytes lie side by side."""
+        """Returns how many wanted bytes are adjacent."""
         rows, columns = self.shape
         return columns * 2 // RANKS if self.dimension == 1 else rows * columns * 2 // RANKS
 
@@ -45,7 +45,7 @@ CASES = {
     for kind, shape, dimension in (
         ("rows of 4,096 x 4,096", (4096, 4096), 0),
         ("columns of 4,096 x 4,096", (4096, 4096), 1),
-        # Long runs with gaps: no model has such matrices, but stacked ones of experts are alike.
+        # Long runs with gaps: no model has such matrices, but stacked expert matrices look like this.
         ("columns of 64 x 262,144", (64, 1 << 18), 1),
     )
     for direct_io in (False, True)

@@ -1,4 +1,4 @@
-"""One sequential pass over a cold file of 10 GiB, in new processes: anonymous memory, and bytes read."""
+"""A sequential pass over a cold file of 10 GiB, in new processes: anonymous memory, and bytes read."""
 
 import json
 import subprocess

@@ -28,23 +28,23 @@ DELAY_MS, ROUNDS = 10, 3
 OURS = ["stream", "safe_open, installed"]
 RIVALS = ["safetensors, mmap", "cattensors"]
 COUNTS = (1, 2, 4, 8)
-# Of the time that one process takes, and of the bytes of the file.
+# Limits relative to the time of a single process, and to the bytes of the file.
 MOST_TIME, MOST_BYTES = 1.15, 1.05
 KILLED_AFTER_SECONDS = 0.7
-# How much longer the others may take.
+# The other processes may take this much longer.
 MOST_DELAY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many processes on a mount, one of which is killed in the middle if `kills`."""
+    """A number of processes on a mount. If `kills`, one of them is killed halfway."""
 
     count: int
     mount: str
     kills: bool = False
 
 
-# By default a FUSE mount drops a file's pages at each opening of it.
+# By default, a FUSE mount drops the pages of a file whenever it is opened.
 MOUNTS: dict[str, dict[str, bool]] = {
     "cached": {},
     "cached, pages kept": {"keep_cache": True},
@@ -59,7 +59,7 @@ CASES = {
 
 @dataclass
 class Together(Load):
-    """What the last of the processes took, and the processors' time of all."""
+    """The time of the last process, and the processor time of all."""
 
     cpu_seconds: float = 0.0
 
@@ -91,11 +91,11 @@ def load(way: str, case: Case, source: Path, sums: dict[str, int]) -> Together:
 
 
 def at_the_same_time(way: str, case: Case, folder: Path) -> list[dict[str, Any]]:
-    """Returns what processes printed that began to load once all of them could, and were not killed."""
+    """Returns the output of processes that started to load once all were ready, without the killed one."""
     program = str(Path(__file__).with_name("load_weights.py"))
     command = [sys.executable, program, way, str(folder), "--wait"]
     pipe = subprocess.PIPE
-    # The page cache has the bytes once, and each process has them once at most.
+    # The page cache has the bytes once, and each process has them at most once.
     environment = os.environ | {TOUCHED_BYTES: str((case.count + 1) * NEEDED_BYTES // case.count)}
     environment["PAGESTREAM_SHARE"] = "on"
     with ExitStack() as ends:
@@ -161,7 +161,7 @@ def measure(folder: Path, cases: list[str]) -> list[Row]:
 
 
 def told(loads: list[Together]) -> str:
-    """What the mount and the processors saw of the loads in one way."""
+    """Returns the counts of the mount and the processor time of the loads in one way."""
     share = statistics.median(each.delivered_bytes for each in loads) / NEEDED_BYTES
     cpu_seconds = statistics.median(each.cpu_seconds for each in loads)
     return f"{share:.2f} of the bytes delivered, {cpu_seconds:.1f} s of processors"

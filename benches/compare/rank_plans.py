@@ -1,4 +1,4 @@
-"""The time in which each rank of a large group finds out what it reads, and what it sends to others."""
+"""How long each rank of a large group takes to find out which bytes it reads and sends."""
 
 import json
 import time
@@ -18,10 +18,10 @@ from pagestream.weights.checkpoint import native_files
 TITLE = "plans of large groups, without reading anything: matrices of 32 MiB, rounds of 256 MiB"
 ROWS, COLUMNS = 4096, 4096
 ROUND_BYTES, ROUNDS = 256 << 20, 3
-# Matrices of a layer, as a model of many experts has them.
+# The matrices of a layer in a model with many experts.
 EXPERTS = 128
 
-# Which part of a tensor a rank wants: None for all of it, False for nothing.
+# The part of a tensor that a rank wants: None for the whole tensor, False for nothing.
 Part = slice | tuple[slice, ...] | bool | None
 
 
@@ -43,7 +43,7 @@ def rows_in_turn(rank: int, ranks: int, number: int) -> Part:
 
 
 def experts(rank: int, ranks: int, number: int) -> Part:
-    """Experts of its own whole, and of each layer one matrix that all want."""
+    """Each rank wants its own experts, and all ranks want one more matrix of each layer."""
     return None if number % EXPERTS == 0 or number % ranks == rank else False
 
 
@@ -67,7 +67,7 @@ CASES = {
 
 
 class Said:
-    """What the ranks have said, instead of their meeting."""
+    """Stands in for the meeting of ranks: it holds the messages of all ranks."""
 
     def __init__(self, ranks: int, said: list[tuple[str, str]]) -> None:
         self.rank, self.size = 0, ranks
@@ -75,7 +75,7 @@ class Said:
         self._packed = {"tensors": packed(named), "wants": packed(wants)}
 
     def gather(self, name: str, payload: str) -> list[str]:
-        """As a meeting unpacks it, but for the network."""
+        """Unpacks the messages like a meeting, but without the network."""
         zlib.compress(payload.encode())
         of_ranks, once = self._packed[name]
         unpacked = {number: zlib.decompress(each).decode() for number, each in once.items()}
@@ -83,12 +83,12 @@ class Said:
 
     @property
     def sent_bytes(self) -> int:
-        """What a rank gets from the store."""
+        """Returns the bytes that a rank receives from the store."""
         return sum(len(each) for _, once in self._packed.values() for each in once.values())
 
 
 def packed(said: list[str]) -> tuple[list[int], dict[int, bytes]]:
-    """What each rank has said, and that once."""
+    """Returns the message of each rank, where equal messages appear once."""
     numbers: dict[str, int] = {}
     of_ranks = [numbers.setdefault(each, len(numbers)) for each in said]
     return of_ranks, {number: zlib.compress(each.encode()) for each, number in numbers.items()}
@@ -99,7 +99,7 @@ def measure(folder: Path, cases: list[str]) -> list[Row]:
 
 
 def write(path: Path, tensors: int) -> None:
-    """A file with a header, and nothing behind it on the disk."""
+    """Writes a file with a header and with no stored data."""
     nbytes = 2 * ROWS * COLUMNS
     header = json.dumps(
         {

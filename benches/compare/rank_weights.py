@@ -1,9 +1,9 @@
-"""Loads a checkpoint by the ranks of a process group, each from a folder of its own, and writes what it took.
+"""Loads a checkpoint with the ranks of a process group, each from its own folder, and writes the costs.
 
     torchrun … rank_weights.py WAY RESULTS FOLDER...
 
-Each rank writes JSON to `RESULTS/<rank>`: seconds until all ranks had loaded, and a sum over all bytes of
-what this rank has of each tensor.
+Each rank writes JSON to `RESULTS/<rank>`: the seconds until all ranks had loaded, and for each tensor a sum
+over all bytes of the rank's part.
 """
 
 import json
@@ -36,13 +36,13 @@ READS_AT_A_TIME = 32
 
 
 def columns(shape: tuple[int, ...]) -> tuple[slice, slice]:
-    """This rank's part of a matrix in tensor parallelism."""
+    """Returns this rank's part of a matrix in tensor parallelism."""
     extent = shape[1] // dist.get_world_size()
     return slice(None), slice(dist.get_rank() * extent, (dist.get_rank() + 1) * extent)
 
 
 def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    # Torch's, such that no header is in our cache.
+    # Uses torch's reader, so that our cache contains no header.
     found = dcp.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {name: tuple(each.size) for name, each in found.items()}  # type: ignore[union-attr]
 
@@ -86,7 +86,7 @@ def our_reader(folder: Path, *, read_once: bool = True) -> dcp.StorageReader:
 
 
 def fully_sharded(folder: Path) -> dict[str, torch.Tensor]:
-    """The state of an FSDP2 model whose parameters have the names and shapes of the checkpoint."""
+    """Returns the state of an FSDP2 model whose parameters have the checkpoint's names and shapes."""
     model = torch.nn.Module()
     with torch.device("meta"):
         for name, (rows, width) in shapes(folder).items():
@@ -126,7 +126,7 @@ def by_dcp(
 
 
 def reads_alone(folder: Path) -> Callable[[], Iterator[tuple[str, np.ndarray]]]:
-    """Reads this rank's rows into memory that is used again, and yields sums: what this machine gives."""
+    """Reads this rank's rows into reused memory and yields sums. This is the limit of the machine."""
     memory = threading.local()
 
     def load_rows(rows: tuple[str, int, int, int]) -> tuple[str, np.ndarray]:
@@ -145,7 +145,7 @@ def reads_alone(folder: Path) -> Callable[[], Iterator[tuple[str, np.ndarray]]]:
 
 
 def own_rows(file: FileIO) -> Iterator[tuple[str, int, int, int]]:
-    """This rank's rows of each matrix of a file: name, descriptor, offset and bytes."""
+    """Returns this rank's rows of each matrix of a file: name, descriptor, offset and size."""
     header_bytes = int.from_bytes(file.read(8), "little")
     for name, entry in json.loads(file.read(header_bytes)).items():
         first, last = entry["data_offsets"]
@@ -159,7 +159,7 @@ READERS: dict[str, Callable[[Path], dcp.StorageReader]] = {
     "torch's reader, 1 thread": partial(torchs_reader, threads=1),
     "torch's reader, 8 threads": partial(torchs_reader, threads=8),
 }
-# By way: what prepares what is to be there before the clock starts, and returns what is measured.
+# Each way prepares its objects before the clock starts, and returns the function to measure.
 WAYS: dict[str, Callable[[Path], Callable[[], Iterator[tuple[str, Any]]]]] = {
     "FSDP2: the reads alone": reads_alone,
     "whole: stream, process_group": partial(stream, is_shared=True),

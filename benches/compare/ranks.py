@@ -1,4 +1,4 @@
-"""Ranks of a process group that load one checkpoint together. Each has a mount of its own, as nodes have."""
+"""Ranks of a process group that load a checkpoint together. Each rank has its own mount, as nodes do."""
 
 import json
 import statistics
@@ -22,20 +22,20 @@ from support.ranks import run_ranks
 
 TITLE = "a checkpoint of 512 MiB in 4 shards, loaded by ranks of which each is a node with a mount of its own"
 SHARDS, TENSORS, SHAPE = 4, 16, (2048, 2048)
-# Of the checkpoint that ranks have saved, each to a file of its own.
+# The number of ranks that have saved the checkpoint, each to its own file.
 WRITERS = 8
 WHOLE_BYTES = SHARDS * TENSORS * SHAPE[0] * SHAPE[1] * 2
 ROUNDS = 3
-# What a store gives to all nodes together; and what a request takes on the nodes' own mounts.
+# The bandwidth of a store for all nodes together, and the delay of a request on the nodes' own mounts.
 STORE_BYTES_PER_SECOND, DELAY_MS = 128 << 20, 10
 MOST_TIME, MOST_BYTES, MOST_BYTES_OF_PARTS = 1.15, 1.05, 1.2
 
 
 @dataclass(frozen=True)
 class Case:
-    """Ranks that load in some ways, ours first. Either one store serves all, or each mount is slow.
+    """Ranks that load in several ways, ours first. Either one store serves all ranks, or each mount is slow.
 
-    In files of parts each has rows of every matrix.
+    If the files are parts, each file has rows of every matrix.
     """
 
     ranks: int
@@ -111,7 +111,7 @@ def load(way: str, case: Case, source: Path, sums: dict[str, int]) -> Load:
         behind = source
         store = None
         if case.has_store:
-            # Without a page cache: what several nodes ask for it delivers several times.
+            # The store has no page cache: it delivers bytes again for each node that requests them.
             store = mounted(mounts, source, "store", direct_io=True, bandwidth_bytes=STORE_BYTES_PER_SECOND)
             behind = store.path
         delay = 0 if case.has_store else DELAY_MS
@@ -147,7 +147,7 @@ def mounted(
 
 
 def check(way: str, found: list[dict[str, Any]], sums: dict[str, int]) -> None:
-    """That each rank has all of the tensors, or all ranks together have them once."""
+    """Checks that each rank has all tensors, or that all ranks together have them once."""
     if way.startswith("whole"):
         is_right = all(each["sums"] == sums for each in found)
     else:

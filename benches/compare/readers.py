@@ -1,8 +1,8 @@
-"""Ways to read random windows of a token file, by pagestream and by other libraries.
+"""Ways to read random windows of a token file, with pagestream and with other libraries.
 
-A way fills `rows` with the raw tokens of windows. It returns the seconds and the starts of the windows. All
-but LitData and order="blocked", whose orders are their own, read the windows that a `TokenLoader` with
-order="random" and the same seed reads. The ways with np.memmap only copy tokens; they widen nothing.
+A way fills `rows` with the raw tokens of windows. It returns the seconds and the starts of the windows.
+LitData and order="blocked" have their own orders. All other ways read the windows of a `TokenLoader` with
+order="random" and the same seed. The np.memmap ways only copy tokens; they do not widen them.
 """
 
 import gc
@@ -42,7 +42,8 @@ def starts_of(path: Path, seed: int, rows: np.ndarray, order: str = "random", ra
 def own(
     path: Path, seed: int, rows: np.ndarray, order: str = "random", **settings: str
 ) -> tuple[float, np.ndarray]:
-    """`TokenLoader`. The clock runs from before it is made; its threads read on beyond the last window."""
+    """Reads with `TokenLoader`. The clock includes its construction. Its threads read past the last
+    window."""
     begin = time.perf_counter()
     length = rows.shape[1] - 1
     with TokenLoader(
@@ -57,7 +58,7 @@ def own(
 
 
 def map_per_batch(path: Path, seed: int, rows: np.ndarray, mode: str = "r") -> tuple[float, np.ndarray]:
-    """As nanoGPT does it: a new np.memmap for each batch."""
+    """Makes a new np.memmap for each batch, as nanoGPT does."""
     starts = starts_of(path, seed, rows)
     begin = time.perf_counter()
     for first in range(0, len(rows), BATCH):
@@ -79,7 +80,7 @@ def map_random(path: Path, seed: int, rows: np.ndarray, mode: str = "r") -> tupl
 
 
 class MemmapSource:
-    """A Grain source as torchtitan's documentation has it: slices of an np.memmap."""
+    """A Grain source as in torchtitan's documentation: slices of an np.memmap."""
 
     def __init__(self, path: Path, starts: np.ndarray, tokens: int, advice: int) -> None:
         self.data = np.memmap(path, "u2", "r")
@@ -97,7 +98,7 @@ class MemmapSource:
 def by_grain(
     path: Path, seed: int, rows: np.ndarray, advice: int = mmap.MADV_NORMAL
 ) -> tuple[float, np.ndarray]:
-    """Grain with its default of 16 threads that read up to 500 windows ahead."""
+    """Reads with Grain, with its default of 16 threads that read up to 500 windows ahead."""
     starts = starts_of(path, seed, rows)
     begin = time.perf_counter()
     dataset = grain.MapDataset.source(MemmapSource(path, starts, rows.shape[1], advice))
@@ -108,7 +109,7 @@ def by_grain(
 
 
 def by_data_loader(path: Path, seed: int, rows: np.ndarray, mode: str = "r") -> tuple[float, np.ndarray]:
-    """DataLoader with 2 workers. The clock starts with the first batch: starting workers does not count."""
+    """Reads with DataLoader and 2 workers. The clock starts with the first batch, once the workers run."""
     starts = starts_of(path, seed, rows)
     dataset = MemmapWindows(path, rows.shape[1] - 1, mode)
     loader = DataLoader(dataset, BATCH, sampler=starts.tolist(), num_workers=2)
@@ -136,8 +137,8 @@ def _let_go(dataset: litdata.StreamingDataset) -> None:
 class LitDataWindows:
     """The first `LITDATA_BYTES` of a token file in LitData's chunks, and passes over them.
 
-    LitData shuffles chunks, and windows within a chunk. The first four
-    tokens of a window tell its start: with random tokens, no other window begins with them.
+    LitData shuffles chunks, and windows within a chunk. The first four tokens of a window identify its start,
+    because with random tokens no other window begins with the same four.
     """
 
     def __init__(self, path: Path, tokens: int) -> None:

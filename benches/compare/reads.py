@@ -1,4 +1,4 @@
-"""Copying ranges out of a cached file, against what people use without us."""
+"""Copying ranges from a cached file, compared with the usual alternatives."""
 
 import os
 from pathlib import Path

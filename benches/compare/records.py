@@ -1,6 +1,6 @@
 """The record of all runs, `benches/record/records.csv`: one line for each contestant of a case.
 
-Besides it, `benches/record/` holds the Markdown tables that the documentation shows.
+`benches/record/` also holds the Markdown tables that the documentation shows.
 """
 
 import csv
@@ -10,7 +10,8 @@ from harness import ROOT, Row, table
 
 FOLDER = ROOT / "benches/record"
 CSV = FOLDER / "records.csv"
-# `low` and `high` are quartiles, or the extremes of fewer than four rounds. `run` also names the run's table.
+# `low` and `high` are the quartiles, or the extremes of fewer than four rounds. `run` also names the table of
+# the run.
 FIELDS = (
     "run",
     "date",
@@ -62,7 +63,7 @@ def lines(run: str, facts: dict[str, object], results: dict[str, list[Row]]) -> 
 
 
 def free_name(name: str, taken: set[str]) -> str:
-    """Returns the name, numbered if an earlier run of the same commit has it."""
+    """Returns the name, with a number if an earlier run of the same commit has it."""
     number = 1
     found = name
     while found in taken:

@@ -1,8 +1,8 @@
-"""Opens a file anew for each of its first tensors, and prints what that took.
+"""Reopens a file for each of its first tensors, and prints the costs.
 
     reopen_weights.py pagestream|safetensors FRAMEWORK PATH COUNT
 
-Prints JSON: seconds in all, and the sum of each tensor.
+Prints JSON: total seconds, and the sum of each tensor.
 """
 
 import json
@@ -19,7 +19,7 @@ def main() -> None:
     else:
         from safetensors import safe_open
     if framework == "pt":
-        import torch  # noqa: F401 - loading it is not what is compared
+        import torch  # noqa: F401 - importing it is not part of the comparison
     sums = []
     begun = time.perf_counter()
     for number in range(int(sys.argv[4])):

@@ -1,4 +1,4 @@
-"""One tensor at a time from a file that is opened anew for each, as accelerate's offload does."""
+"""One tensor at a time from a file that is reopened for each, as in accelerate's offload."""
 
 import json
 import subprocess
@@ -19,10 +19,10 @@ TITLE = "a file of 30,000 tensors, opened anew for each of 1,000"
 TENSORS, ELEMENTS = 30_000, 64
 ROUNDS = 5
 OURS, STOCK = "pagestream", "safetensors"
-# Tensors of a process: of ours all, the first opening included; a rival's openings are all alike.
+# The tensors that a process reads: ours reads all, including the first open. A rival's opens are all alike.
 COUNTS = {OURS: 1_000, STOCK: 20}
 DELAY_MS = 10
-# Less time than this after it was written a header is not kept.
+# A header younger than this is not cached.
 SETTLED_SECONDS = 4
 
 
@@ -35,7 +35,7 @@ def make(path: Path) -> list[float]:
 
 
 def seconds_per_tensor(way: str, framework: str, path: Path, sums: list[float]) -> float:
-    """Reopens in a new process, which knows no header yet."""
+    """Reopens in a new process, which has no cached header yet."""
     program = Path(__file__).with_name("reopen_weights.py")
     count = COUNTS[way]
     command = [sys.executable, str(program), way, framework, str(path), str(count)]

@@ -1,6 +1,6 @@
-"""Runs comparisons and prints them; with --record keeps them in benches/record/.
+"""Runs comparisons and prints them. With --record, also writes them to benches/record/.
 
-run.py loads --only "1 GiB, 10 ms" --record
+run.py loads --only "1 GiB, 10 ms per request" --record
 """
 
 import argparse
@@ -101,7 +101,7 @@ def main() -> None:
         parser.error(f"{options.folder} has less than {ROOM_BYTES >> 30} GiB of room; see --folder")
     profile = tomllib.loads((ROOT / "Cargo.toml").read_text())["profile"]["release"]
     facts = {**machine(), "profile": profile}
-    # First, for they are only looked for while they are fresh.
+    # These come first, because only fresh results are used.
     results: dict[str, list[Row]] = {} if options.names or options.only else criterion.results()
     for result in results.items():
         print(table(*result), flush=True)
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def selected(names: list[str], text: str) -> dict[str, Callable[[Path], list[Row]]]:
-    """What measures each comparison; of one that has cases with names, those that have `text` in theirs."""
+    """Returns the function that measures each comparison, limited to cases with `text` in their names."""
     measures: dict[str, Callable[[Path], list[Row]]] = {}
     for name in names:
         module = MODULES[name]

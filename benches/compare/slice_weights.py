@@ -1,9 +1,9 @@
-"""Loads a rank's part of each matrix of the safetensors files of a folder, and prints what it took.
+"""Loads a rank's part of each matrix of the safetensors files of a folder, and prints the costs.
 
     slice_weights.py WAY FOLDER DIMENSION
 
-Prints JSON as `load_weights.py` does. The ranks of a model that is split along the dimension have equal
-parts of it.
+Prints JSON in the form of `load_weights.py`. The ranks of a model that is split along the dimension have
+equal parts.
 """
 
 import sys
@@ -21,7 +21,7 @@ RANK, RANKS = 3, 8
 
 
 def part(shape: tuple[int, ...], dimension: int) -> tuple[slice, ...]:
-    """The rank's part of a tensor."""
+    """Returns the rank's part of a tensor."""
     extent = shape[dimension] // RANKS
     whole = [slice(0, each) for each in shape]
     whole[dimension] = slice(RANK * extent, (RANK + 1) * extent)
@@ -45,7 +45,7 @@ def by_get_slice(folder: Path, dimension: int, **options: str) -> Loaded:
 
 
 class RanksPlanner(dcp.DefaultLoadPlanner):
-    """Wants the rank's part of each tensor, as a DTensor does, which would need a process group."""
+    """Requests the rank's part of each tensor like a DTensor, which would need a process group."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parts of tensors: rows, columns and every other element, against `safetensors`."""
+"""Parts of tensors: rows, columns and every other element, compared with `safetensors`."""
 
 import gc
 import json
@@ -22,7 +22,7 @@ ROUNDS = 5
 PAGE_BYTES = 4096
 READ_AHEAD_KIB = 128
 
-# 1 GiB, of which an eighth of the columns is wanted: 8 KiB out of each 64.
+# 1 GiB with an eighth of its columns wanted: 8 KiB out of every 64 KiB.
 ROWS, COLUMNS = 16_384, 16_384
 WANTED = np.s_[:, 6144:8192]
 WANTED_BYTES = 8192
@@ -36,7 +36,7 @@ def make(path: Path, shape: tuple[int, int]) -> Path:
 
 
 def part(opener: type, path: Path, index: object, **options: object) -> np.ndarray:
-    """Of a file that is opened for it, as memory that is read."""
+    """Opens a file and reads a part of it into memory."""
     with opener(path, "np", **options) as file:
         return file.get_slice("weight")[index]
 
@@ -52,7 +52,7 @@ def by_torch(path: Path, index: object) -> np.ndarray:
 
 
 def warm(folder: Path) -> list[Row]:
-    """The page cache has it all: what is left is system calls and copies."""
+    """Measures system calls and copies, because the page cache has the whole file."""
     path = make(folder / "64.safetensors", (8192, 2048))
     cases = {
         "10 rows of a 64 MiB tensor, pread (np)": (np.s_[100:110], {"backend": "pread"}, 100),
@@ -73,21 +73,21 @@ def warm(folder: Path) -> list[Row]:
 
 
 def places(path: Path) -> np.ndarray:
-    """Where in the file the parts of the rows begin."""
+    """Returns the positions in the file where the parts of the rows begin."""
     start = open_checkpoint(path).info("weight").offset + WANTED[1].start * 4
     return start + np.arange(ROWS, dtype="i8") * COLUMNS * 4
 
 
 def needed_pages(path: Path) -> int:
-    """How many pages of the file have a byte of what is wanted."""
+    """Returns how many pages of the file contain a wanted byte."""
     first = places(path)
     last = first + WANTED_BYTES - 1
-    # No two rows share a page: the gaps are larger.
+    # No two rows share a page, because the gaps are larger.
     return int((last // PAGE_BYTES - first // PAGE_BYTES + 1).sum())
 
 
 def timed_cold(path: Path, way: Callable[[], np.ndarray], expected: np.ndarray) -> tuple[float, float]:
-    """Seconds, and bytes from the disk; of a file that is proven to be out of the page cache."""
+    """Returns the seconds and the bytes from the disk, for a file that is proven to be cold."""
     gc.collect()
     evict(path)
     before = device_bytes()
@@ -116,7 +116,7 @@ def cold(path: Path, read_ahead_kib: int | None) -> list[Row]:
             elapsed, read = timed_cold(path, ways[name], expected)
             seconds[name].append(elapsed)
             shares[name].append(read / needed)
-        # By a process of its own, which evicts the file itself.
+        # A separate process does this, because it evicts the file itself.
         starts = places(path) // 2
         found = direct_reader(path, WANTED_BYTES // 2, starts, engine="uring")
         seconds.setdefault(LIMIT, []).append(found["seconds"])
@@ -136,7 +136,7 @@ def cold(path: Path, read_ahead_kib: int | None) -> list[Row]:
 
 
 def gaps(path: Path) -> list[Row]:
-    """For information: the rule for gaps against others, as evenly spaced runs of a whole cold file."""
+    """For information: compares the rule for gaps with other limits, on evenly spaced runs of a cold file."""
     rows = []
     for run, step in ((512, 1024), (512, 4096), (512, 8192), (4096, 8192), (8192, 65_536)):
         figures: dict[str, list[float]] = {}
@@ -161,7 +161,7 @@ def measure(folder: Path) -> list[Row]:
     rows = warm(folder)
     path = make(folder / "1024.safetensors", (ROWS, COLUMNS))
     with MappedFile(path) as file:
-        file.evict()  # writes it out
+        file.evict()  # writes it to the disk
     rows += cold(path, read_ahead_kb(path))
     with read_ahead(path, READ_AHEAD_KIB) as kib:
         if kib == READ_AHEAD_KIB:

@@ -1,4 +1,4 @@
-"""Filling fresh staging memory, on huge pages and on small ones."""
+"""Filling fresh staging memory, on huge pages and on small pages."""
 
 from functools import partial
 from pathlib import Path

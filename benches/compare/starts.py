@@ -1,8 +1,10 @@
-"""From the end of the imports to the first batch, in new processes: 10^10 tokens in 1,000 sparse shards.
+"""The time from the end of the imports to the first batch, in new processes: 10^10 tokens in 1,000 sparse
+shards.
 
 Megatron's GPTDataset has the same number of tokens in one sparse `.bin`, in documents of 1,000 tokens, and
-builds its index for all samples of an epoch. The page cache is empty. But for the first 4 KiB of each shard,
-where a loader looks for the width of the tokens, the tokens are holes: only the `.idx` is waited for.
+builds its index for all samples of an epoch. The page cache is empty. All tokens are holes, except for the
+first 4 KiB of each shard, where a loader detects the width of the tokens. The processes therefore wait only
+for the `.idx`.
 """
 
 import os
@@ -66,7 +68,7 @@ print(seconds, len(dataset))
 
 
 def shards(folder: Path) -> Path:
-    """Raw uint16 files that begin with tokens of common and rare words, and have no other written byte."""
+    """Makes raw uint16 files that begin with tokens of common and rare words. The rest is not written."""
     folder.mkdir()
     begin = np.random.default_rng(1).zipf(1.3, 2048).astype("u2").tobytes()
     for number in range(SHARDS):
@@ -77,7 +79,7 @@ def shards(folder: Path) -> Path:
 
 
 def megatron_files(stem: Path) -> Path:
-    """A sparse `.bin`, and the `.idx` that says where its documents are."""
+    """Makes a sparse `.bin`, and the `.idx` with the positions of its documents."""
     stem.parent.mkdir()
     documents = TOKENS // DOCUMENT_TOKENS
     with stem.with_suffix(".bin").open("wb") as file:
@@ -96,7 +98,7 @@ def listing(folder: Path) -> set[tuple[str, int, int]]:
 
 
 def seconds_of(code: str, path: Path, cache: Path) -> tuple[float, int, int]:
-    """Seconds, samples, and bytes written to files, of a new process that starts in an empty folder."""
+    """Returns the seconds, samples and written bytes of a new process that starts in an empty folder."""
     cache.mkdir()
     for file in path.iterdir() if path.is_dir() else path.parent.iterdir():
         evict(file)

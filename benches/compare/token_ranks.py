@@ -1,4 +1,4 @@
-"""Ranks of one node that read one corpus from a slow mount: the bytes that it delivers for one epoch."""
+"""Ranks of one node that read a corpus from a slow mount: the bytes delivered for one epoch."""
 
 import sys
 import tempfile
@@ -18,7 +18,7 @@ TITLE = "a corpus that 4 ranks of one node read once, in windows of 4 KiB, from 
 RANKS, DELAY_MS, ROUNDS = 4, 2, 3
 WINDOW_TOKENS = 2048
 MOST_BYTES = 1.05
-# By default a FUSE mount drops a file's pages each time that it is opened.
+# By default, a FUSE mount drops the pages of a file whenever it is opened.
 MOUNTS: dict[str, dict[str, bool]] = {
     "pages kept": {"keep_cache": True},
     "pages dropped": {},
@@ -48,7 +48,7 @@ def measure(folder: Path, cases: list[str]) -> list[Row]:
 
 
 def delivered(source: Path, point: Path, order: str, options: dict[str, bool]) -> float:
-    """Returns the bytes that were delivered, for one of the corpus; all tokens have to come once."""
+    """Returns the bytes delivered per byte of the corpus. All tokens must arrive once."""
     [path] = read_all(source)
     with real.slow_fuse(
         source,

@@ -1,4 +1,4 @@
-"""Verifying a checkpoint: against the rate of the processor, of memory, and of `sha256sum`."""
+"""Verifying a checkpoint, compared with the rates of the processor, of memory, and of `sha256sum`."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ CORES = os.cpu_count() or 1
 
 
 def make(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Writes the shards, with checksums beside them, and links to them as the Hugging Face cache has them."""
+    """Writes the shards with their checksums, and links to them in the layout of the Hugging Face cache."""
     folder.mkdir()
     blobs = folder / "blobs"
     blobs.mkdir()
@@ -65,7 +65,7 @@ def by_each_core(call: Callable[[Path], object], paths: list[Path]) -> None:
 
 
 def read(path: Path) -> None:
-    """Reads a file, and uses none of it."""
+    """Reads a file and uses none of its bytes."""
     buffer = bytearray(PIECE_BYTES)
     with path.open("rb", buffering=0) as file:
         while file.readinto(buffer):
@@ -73,7 +73,7 @@ def read(path: Path) -> None:
 
 
 def hash_memory(new: Callable[[], object], path: Path) -> None:
-    """Hashes as many bytes as the file has, always the same ones, which stay in the core's cache."""
+    """Hashes as many bytes as the file has, but always the same ones, which stay in the core's cache."""
     piece, done = bytearray(PIECE_BYTES), new()
     for _ in range(path.stat().st_size // PIECE_BYTES):
         done.update(piece)  # type: ignore[attr-defined]

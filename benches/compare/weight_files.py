@@ -15,7 +15,7 @@ def written(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Writes shards of `tensors` matrices each, and yields the bits of each matrix.
 
-    `also_pickled` writes them as `torch.save` does, too.
+    With `also_pickled`, also writes them with `torch.save`.
     """
     folder.mkdir()
     generator = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def written(
 
 
 def write_parts(source: Path, folder: Path, writers: int) -> None:
-    """Writes rows of each matrix of a checkpoint to each of so many files, as ranks of torch do."""
+    """Writes the rows of each matrix of a checkpoint to this many files, as torch's ranks do."""
     folder.mkdir()
     found = {}
     for path in source.glob("*.safetensors"):

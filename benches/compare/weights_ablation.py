@@ -1,4 +1,4 @@
-"""What each adaptive mechanism of streams and slices pays: with it, against a fixed choice."""
+"""The benefit of each adaptive mechanism of streams and slices, compared with a fixed choice."""
 
 import json
 import statistics
@@ -21,7 +21,7 @@ from support import real
 TITLE = "streams and slices without one of their mechanisms"
 SHARDS, SHAPE, ROUNDS = 4, (2048, 2048), 5
 DELAY_MS = 10
-# libfuse's default for a mount: how many requests for read-ahead it gets at a time.
+# The number of read-ahead requests at a time: libfuse's default for a mount, and a larger one.
 FEW_REQUESTS, MANY_REQUESTS = 12, 64
 SLICED_BYTES = 256 << 20
 RULE = "by what a request costs"
@@ -29,7 +29,7 @@ RULE = "by what a request costs"
 
 @dataclass(frozen=True)
 class Case:
-    """A checkpoint, and the mount that it is on; None is the local disk."""
+    """A checkpoint and its mount. None stands for the local disk."""
 
     gib: int
     ours: str
@@ -50,7 +50,7 @@ STREAMS = {
     ),
     "more threads while storage is slow, local disk": Case(1, "stream", THREADS),
 }
-# Wanted bytes, and those from the beginning of one run to that of the next.
+# The wanted bytes of a run, and the distance between the starts of two runs.
 RUNS = {
     f"gaps, {run:,} bytes of each {step:,}, {delay_ms} ms per request": (run, step, delay_ms)
     for run, step in ((1024, 8192), (4096, 32_768))
@@ -58,7 +58,7 @@ RUNS = {
 }
 PACED_TENSORS, PACED_BYTES = 64, 4 << 20
 PACE, NO_PACE = "at the pace of a lead", "as many reads as there are threads"
-# The number of tensors used, the delay of a mount with direct_io, and its bandwidth if that is short.
+# The number of tensors used, the delay of a mount with direct_io, and its bandwidth if that is limited.
 PACES = {
     "pace, the first 8 of 64 tensors, 2 ms and 100 MB/s": (8, 2, 100_000_000),
     "pace, 64 tensors, 2 ms and 100 MB/s": (64, 2, 100_000_000),
@@ -112,7 +112,7 @@ def of_streams(name: str, case: Case, source: Path, sums: dict[str, int]) -> Row
 
 
 def of_gaps(name: str, source: Path, run: int, step: int, delay_ms: int) -> Row:
-    """Slices with and without the rule, each on a mount that has nothing cached."""
+    """Slices with and without the rule, each on a mount without cached pages."""
     sums: set[int] = set()
     shares: dict[str, list[float]] = {}
     wanted_bytes = SLICED_BYTES // step * run
@@ -140,7 +140,7 @@ def of_gaps(name: str, source: Path, run: int, step: int, delay_ms: int) -> Row:
 
 
 def of_pace(name: str, source: Path, used: int, delay_ms: int, bandwidth_bytes: int | None) -> Row:
-    """A lead with and without its pace, each on a mount that has nothing cached."""
+    """Runs a lead with and without its pace, each on a mount without cached pages."""
     expected = used * PACED_BYTES // 256 * sum(range(256))
     reader, daemon = example("paced_reads"), example("slow_fuse")
     delivered: dict[str, list[float]] = {}

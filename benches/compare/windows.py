@@ -1,4 +1,4 @@
-"""Random windows of a cold file, one consumer, against np.memmap, Grain, LitData and a deep direct reader."""
+"""Random windows of a cold file: one consumer, np.memmap, Grain, LitData and a deep direct reader."""
 
 import mmap
 import random
@@ -34,7 +34,7 @@ from readers import (
 
 TITLE = "random windows of a cold file of 10 GiB"
 ROUNDS = 3
-# Windows of a pass. The ways that read far too much get few, so that the file stays cold for them.
+# The windows of a pass. Ways that read far too much get few windows, so that the file stays cold for them.
 MANY, FEW = 16_384, 128
 DIRECT = "O_DIRECT, depth 64"
 LITDATA = "LitData (windows of one chunk, shuffled)"
@@ -50,7 +50,7 @@ GOALS = {
 
 @dataclass
 class Pass:
-    """What one pass over windows took."""
+    """The costs of one pass over windows."""
 
     windows_per_second: float
     read_per_byte_used: float
@@ -58,9 +58,9 @@ class Pass:
 
 
 def one_pass(way: Way, path: Path, tokens: int, count: int, seed: int) -> Pass:
-    """Reads `count` windows from a cold file and, once the clock has stopped, proves what was read."""
+    """Reads `count` windows from a cold file, and proves the result once the clock has stopped."""
     evict(path)
-    rows = np.ones((count, tokens), "u2")  # written to, so that none of its own faults is timed
+    rows = np.ones((count, tokens), "u2")  # touched in advance, so that none of its own faults is timed
     bytes_before, faults_before = device_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     seconds, starts = way(path, seed, rows)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults_before
@@ -77,10 +77,10 @@ def direct_pass(path: Path, tokens: int, count: int, seed: int) -> Pass:
 
 
 def passes(path: Path, tokens: int) -> dict[str, list[Pass]]:
-    """All ways in turn, in an order that changes.
+    """Runs all ways in a changing order.
 
-    Each pass has windows of its own: the second reader of a place would find it in a cache below us (of the
-    disk, of the host).
+    Each pass has its own windows, because caches below the kernel (of the disk or the host) would serve the
+    second reader of a place.
     """
     litdata = LitDataWindows(path, tokens)
     ways: dict[str, tuple[Way, int]] = {
@@ -108,7 +108,8 @@ def passes(path: Path, tokens: int) -> dict[str, list[Pass]]:
 
 
 def rows_of(case: str, found: dict[str, list[Pass]]) -> list[Row]:
-    """Our loaders against all; the blocked order only against LitData, which does likewise."""
+    """Compares our loaders with all rivals, and the blocked order only with LitData, whose order is
+    similar."""
     rates = {name: [one.windows_per_second for one in them] for name, them in found.items()}
     remarks = {}
     for name, them in found.items():

@@ -1,8 +1,8 @@
-"""What the parts of the path to a GPU pay: staging populated by threads, its size, and pieces.
+"""The benefit of the parts of the path to a GPU: staging populated by threads, its size, and pieces.
 
     python benches/gpu/ablation.py [--folder DIR] [--gib 3] [--rounds 5]
 
-Prints Markdown. Without a GPU it takes the CPU for one, to see that it runs.
+Prints Markdown. Without a GPU, it uses the CPU in its place, to check that the program runs.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def pin_milliseconds(nbytes: int, threads: int) -> float:
 
 
 def rate(tensors: Iterator[tuple[str, torch.Tensor]]) -> float:
-    """Bytes a second of a load that keeps all tensors, in GB."""
+    """Returns the rate of a load that keeps all tensors, in GB per second."""
     gc.collect()
     synchronize()
     begin = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Batches to a GPU: how long the consumer waits at a realistic step, and the rate in the files' type.
+"""Batches to a GPU: the consumer's wait at a realistic step, and the rate in the type of the files.
 
     python benches/gpu/batches.py [--folder DIR] [--gib 2] [--seconds 5]
 
-Against the limit, which is copying as many bytes from pinned memory and nothing else. Prints Markdown.
+The limit is a plain copy of the same number of bytes from pinned memory. Prints Markdown.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def token_file(folder: Path, gib: float) -> Path:
 
 
 def pinned_rate(nbytes: int, seconds: float) -> float:
-    """Bytes a second from a few pinned buffers to the device, on one stream."""
+    """Returns the bytes per second from a few pinned buffers to the device, on one stream."""
     sources = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(4)]
     places = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(4)]
     torch.cuda.synchronize()
@@ -44,7 +44,7 @@ def pinned_rate(nbytes: int, seconds: float) -> float:
 
 
 def loader_rate(path: Path, rows: int, length: int, dtype: str, seconds: float) -> float:
-    """Bytes of raw x and y a second that arrive on the device."""
+    """Returns the bytes of raw x and y that arrive on the device per second."""
     options = {"sequence_length": length, "batch_size": rows, "epochs": None}
     with TokenLoader(path, dtype=dtype, device="cuda", **options) as loader:
         for _ in range(20):
@@ -59,7 +59,7 @@ def loader_rate(path: Path, rows: int, length: int, dtype: str, seconds: float) 
 
 
 def waits(path: Path, rows: int, length: int, steps: int) -> tuple[float, float, float, float]:
-    """Milliseconds of a step, and of `next` beside it: median, 99th percentile, longest."""
+    """Returns the milliseconds of a step, and of its `next`: median, 99th percentile, longest."""
     model = torch.nn.Sequential(
         torch.nn.Embedding(50_304, 768),
         *(

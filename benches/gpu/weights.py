@@ -1,9 +1,9 @@
-"""Checkpoints to a GPU: tensors are compared first, then rates, with rivals and with pinned copies alone.
+"""Checkpoints to a GPU: first a comparison of tensors, then rates, with rivals and with pinned copies alone.
 
     python benches/gpu/weights.py [--folder DIR] [--gib 4] [--rounds 5]
 
-Without a GPU it says so, and takes the CPU in place of one: bytes go through staging all the same.
-Prints Markdown.
+Without a GPU, it says so and uses the CPU in place of one: bytes go through staging all the same. Prints
+Markdown.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from support import real
 from support.weight_files import ELEMENT_TYPES
 
 MIB = 1 << 20
-# Bytes of the tensors of a layer, in bfloat16: projections and norms of a model of a few billion parameters.
+# The bfloat16 sizes of a layer's tensors: projections and norms of a model with a few billion parameters.
 LAYER = {"attention": (4096, 4096), "up": (14336, 4096), "down": (4096, 14336), "norm": (4096,)}
 SHARD_BYTES = 2 << 30
 HAS_GPU = torch.cuda.is_available()
@@ -100,7 +100,7 @@ def verify(folder: Path, device: str) -> None:
     )
     cast = {name: expected[name].to(torch.bfloat16) for name in ("float16", "bfloat16", "large")}
     found = load_state_dict(path, device, plan=list(cast), dtype=torch.bfloat16)
-    # The bits of what is no number are the device's own.
+    # The device chooses the bits of a NaN itself.
     numbers = [{name: tensor.nan_to_num(7) for name, tensor in each.items()} for each in (found, cast)]
     compare("cast on the way", *numbers)
     verify_late(folder, device)
@@ -109,7 +109,8 @@ def verify(folder: Path, device: str) -> None:
 
 
 def verify_late(folder: Path, device: str) -> None:
-    """The device lags behind, so that staging comes back late and tensors are used before they are there."""
+    """Uses tensors while the device lags behind: staging is returned late, and tensors have not arrived
+    yet."""
     tensors = {f"t{number:03}": torch.full((MIB,), number, dtype=torch.int32) for number in range(100)}
     safetensors.torch.save_file(tensors, folder / "late.safetensors")
     busy, sums = torch.randn(2048, 2048, device=device), {}
@@ -118,7 +119,7 @@ def verify_late(folder: Path, device: str) -> None:
         if HAS_GPU:
             for _ in range(4):
                 busy = busy @ busy / 2048
-        # The tensor is dropped with work on it under way: its memory must not be used again before.
+        # The tensor is dropped while work on it is in flight. Its memory must not be reused before that.
         sums[name] = tensor.sum(dtype=torch.int64)
         del tensor
     expected = {name: tensor.sum(dtype=torch.int64) for name, tensor in tensors.items()}
@@ -141,7 +142,7 @@ def verify_modules(folder: Path, device: str) -> None:
 
 
 def verify_ends(path: Path, device: str) -> None:
-    """Streams that are left leave no memory page-locked: a registration that stays would fail a later one."""
+    """Abandoned streams leave no memory page-locked: a leftover registration would make a later one fail."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(30):
@@ -245,7 +246,7 @@ NEEDS = {
 
 
 def loaded(way: str, folder: Path, device: str, sums: dict[str, int]) -> float:
-    """Loads everything and keeps it. Returns the bytes a second; the bytes are summed afterwards."""
+    """Loads everything and keeps it. Returns the bytes per second. The bytes are summed afterwards."""
     gc.collect()
     synchronize()
     begin = time.perf_counter()
@@ -265,12 +266,12 @@ def loaded(way: str, folder: Path, device: str, sums: dict[str, int]) -> float:
 
 
 def busy_ways() -> list[str]:
-    """Returns the ways that copy something: on the CPU some do not."""
+    """Returns the ways that copy bytes. On the CPU, some ways do not."""
     return [way for way in WAYS if HAS_GPU or not way.endswith(("load_file", "get_tensor"))]
 
 
 def usable_ways(folder: Path, device: str, sums: dict[str, int], most_seconds: float) -> list[str]:
-    """Returns the ways that work here, and take no longer than that. Each has been gone once."""
+    """Returns the ways that work here within the time limit. Each has run once."""
     loaded("safetensors, .to", folder, device, sums)
     found = []
     for way in busy_ways():
@@ -293,7 +294,7 @@ def usable_ways(folder: Path, device: str, sums: dict[str, int], most_seconds: f
 
 
 def compared(case: str, figures: dict[str, list[float]], limits: dict[str, float]) -> list[Row]:
-    """Returns a row for each of our ways: the first beside all others, the rest beside upstream's own."""
+    """Returns a row for each of our ways: the first way against all rivals, the others against upstream."""
     rivals = dict.fromkeys((way for way in figures if way not in OURS), 1.0) | limits
     rows = [
         Row(
@@ -328,20 +329,20 @@ def rates(folder: Path, device: str, rounds: int, cold_rounds: int, most_seconds
         limits = {}
         if HAS_GPU:
             figures["pinned copies alone"] = [pinned_rate(64 * MIB, 1.0) / 1e9 for _ in range(rounds)]
-            # A cold file is bound by its disk.
+            # The disk is the limit for a cold file.
             limits["pinned copies alone"] = 0.0 if is_cold else 0.9
         rows += shown(compared(case, figures, limits))
     return rows
 
 
 def shown(rows: list[Row]) -> list[Row]:
-    """Prints what was measured at once: a program that is stopped has told it."""
+    """Prints the measurements at once, so that they survive if the program is stopped."""
     print(f"\n{table('so far', rows)}", flush=True)
     return rows
 
 
 def slow_rates(folder: Path, device: str, rounds: int, program: Path) -> list[Row]:
-    """The same from a mount that answers each request of at most 128 KiB after 10 ms."""
+    """Measures the same rates from a mount that answers each request of at most 128 KiB after 10 ms."""
     rows, sums = [], {}
     # Upstream's ways do not differ here, and runai-model-streamer takes a minute.
     ways = [

@@ -1,16 +1,15 @@
-//! One run of the loader with one of its adaptive mechanisms switched off. `compare/ablation.py` alternates
-//! the runs.
+//! One run of the loader, with one of its adaptive mechanisms switched off. `compare/ablation.py` alternates such runs.
 //!
 //! ```text
 //! ablation FILE --case warm|cold|first|steps [--without trust] [--batches 1000] [--seed 1] [--length 1024]
 //!          [--rows 64] [--mode auto] [--step-microseconds 0]
 //! ```
 //!
-//! * `warm`: batches of a cached file; prints seconds a batch, in the fastest tenth of 50 parts of the run.
-//!   The slower parts are those in which the machine did something else.
-//! * `cold`: batches of an evicted file; prints seconds a batch.
-//! * `first`: from the start of the pipeline to the first batch; prints seconds.
-//! * `steps`: as `cold`, with a consumer that computes so long between two batches; prints the 99th
+//! * `warm`: batches of a cached file. Prints the seconds per batch in the fastest tenth of 50 parts of the run. In the
+//!   slower parts, the machine did other work.
+//! * `cold`: batches of an evicted file. Prints the seconds per batch.
+//! * `first`: from the start of the pipeline to the first batch. Prints the seconds.
+//! * `steps`: like `cold`, but the consumer computes for `--step-microseconds` between two batches. Prints the 99th
 //!   percentile of `next`.
 //!
 //! Prints one line of JSON: `{"seconds": …, "major_faults": …}`.
@@ -25,7 +24,7 @@ use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Steps that are not counted, in which the loader starts.
+/// The loader starts in these steps, so they are not counted.
 const STARTING_STEPS: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -44,7 +43,7 @@ fn without(name: &str) -> Outcome<Without> {
     Ok(without)
 }
 
-/// Work of one thread, as a training step would be.
+/// Does the work of one thread, like a training step.
 fn compute(until: Instant) {
     let mut values = [1.0_f64; 256];
     while Instant::now() < until {

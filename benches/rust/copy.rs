@@ -1,6 +1,6 @@
-//! The copy that survives bus errors, against `memcpy`, on a mapped file: hot (one place), and at
-//! random places of 256 MiB. What it must cost is what `memcpy` costs.
-#![allow(unsafe_code)] // The functions that are measured are unsafe.
+//! The copy that survives bus errors, compared with `memcpy`, on a mapped file: hot (one place), and at random places
+//! of 256 MiB. It must cost no more than `memcpy`.
+#![allow(unsafe_code)] // The measured functions are unsafe.
 
 use pagestream::internals::{Mapping, Region, copy, install_and_check};
 use std::hint::black_box;
@@ -38,7 +38,8 @@ fn copies(criterion: &mut Criterion) {
             group.throughput(Throughput::Bytes(len as u64));
             group.bench_function(BenchmarkId::new("memcpy", len), |bencher| {
                 bencher.iter(|| {
-                    // SAFETY: `source` stays inside the mapping, whose file nobody changes; `out` is `len` long.
+                    // SAFETY: `source` stays inside the mapping, no program changes the file, and `out` has length
+                    // `len`.
                     unsafe { libc::memcpy(black_box(out.as_mut_ptr()).cast(), source().cast(), len) }
                 });
             });
@@ -53,7 +54,7 @@ fn copies(criterion: &mut Criterion) {
         }
         group.finish();
     }
-    // What a caller pays besides, once a read or batch.
+    // The additional cost for a caller, once per read or batch.
     criterion.bench_function("ready", |bencher| bencher.iter(install_and_check));
 }
 

@@ -1,5 +1,5 @@
-//! What the device can do: windows at random places, read past the page cache (O_DIRECT) in whole pages
-//! with a fixed number of requests under way. And what the ways through the page cache make of it.
+//! The limit of the device: windows at random places, read past the page cache (O_DIRECT) in whole pages, with a fixed
+//! number of requests in flight. Other engines read through the page cache for comparison.
 //!
 //! ```text
 //! direct_reader FILE --window-bytes 2050 [--count 20000 | --offsets FILE] [--seed 1] [--align 2]
@@ -8,19 +8,19 @@
 //!
 //! | engine | |
 //! |---|---|
-//! | `uring`, `threads` | O_DIRECT by io_uring, or by as many threads with pread |
-//! | `pread` | through the page cache, by `depth` threads |
-//! | `mapped` | a mapping with MADV_RANDOM, one thread, nothing ahead |
-//! | `willneed` | the same, MADV_WILLNEED on a window's pages `depth` windows ahead |
-//! | `fadvise` | the same, with posix_fadvise in place of madvise |
-//! | `touch` | the same, where `helpers` threads read a byte of each page ahead |
+//! | `uring`, `threads` | O_DIRECT with io_uring, or with `depth` threads that call pread |
+//! | `pread` | through the page cache, with `depth` threads |
+//! | `mapped` | a mapping with MADV_RANDOM, one thread, no read-ahead |
+//! | `willneed` | the same, with MADV_WILLNEED for a window's pages `depth` windows ahead |
+//! | `fadvise` | the same, with posix_fadvise instead of madvise |
+//! | `touch` | the same, but `helpers` threads read a byte of each page ahead |
 //!
-//! `--helpers` threads give the advice in place of the reader itself. `--evict 1` drops the file from the page
-//! cache first, and fails if more than one page in a hundred stays. `--offsets` is a file of little-endian u64,
-//! one window's first byte each. Prints one line of JSON; the checksum is the sum of the windows' bytes, modulo
-//! 2^64, each byte times one more than its place in its window, so that others can read the same windows and
-//! compare. `--checksum 0` saves the time for it: with windows of 1 MiB in order, that is the sequential rate.
-#![allow(unsafe_code)] // Buffers that the kernel writes into.
+//! `--helpers` threads give the advice instead of the reader itself. `--evict 1` first drops the file from the page
+//! cache, and fails if more than one page in a hundred stays. `--offsets` is a file of little-endian u64 numbers, the
+//! first bytes of the windows. Prints one line of JSON. The checksum is the sum of the windows' bytes, modulo 2^64.
+//! Each byte is multiplied by its position in its window plus one, so that other programs can read the same windows and
+//! compare. `--checksum 0` skips it: with windows of 1 MiB in order, the result is the sequential rate.
+#![allow(unsafe_code)] // The kernel writes to buffers.
 
 use pagestream::internals::{
     Advice, MappedFile, Mapping, Region, RequestedMode, Uninit, advise_file, advise_map, install_and_check,
@@ -94,7 +94,7 @@ fn options() -> Outcome<Options> {
     Ok(options)
 }
 
-/// First bytes of the windows.
+/// Returns the first bytes of the windows.
 fn offsets(options: &Options, size: u64) -> Outcome<Vec<u64>> {
     let last = size.checked_sub(options.window_bytes as u64).ok_or("the file is shorter than a window")?;
     let offsets = if let Some(path) = &options.offsets {
@@ -123,7 +123,7 @@ fn offsets(options: &Options, size: u64) -> Outcome<Vec<u64>> {
 #[derive(Clone, Copy)]
 struct Page([u8; PAGE_BYTES]);
 
-/// Room for one request, aligned as O_DIRECT wants it.
+/// Room for one request, aligned for O_DIRECT.
 struct Slot {
     pages: Vec<Page>,
 }
@@ -140,7 +140,7 @@ impl Slot {
     }
 }
 
-/// Where the pages of a window begin and how many bytes they have; the last page may lie beyond the end.
+/// Returns where the pages of a window begin, and their size. The last page may extend past the end of the file.
 fn pages_of(offset: u64, window_bytes: usize) -> (u64, usize) {
     let page = PAGE_BYTES as u64;
     let start = offset / page * page;
@@ -189,7 +189,7 @@ fn with_uring(file: &File, offsets: &[u64], options: &Options) -> Outcome<Totals
                 .offset(start)
                 .build()
                 .user_data(slot as u64);
-            // SAFETY: the slot is not used until its completion is seen, and outlives the ring's work.
+            // SAFETY: the slot is not used until its completion is seen, and it outlives the ring's operations.
             unsafe { ring.submission().push(&read)? };
             window_of[slot] = next;
             next += 1;
@@ -199,7 +199,7 @@ fn with_uring(file: &File, offsets: &[u64], options: &Options) -> Outcome<Totals
         for entry in finished {
             let slot = entry.user_data() as usize;
             if entry.result() < 0 {
-                // What is under way still writes into the slots: leave them to the end of the process.
+                // Operations in flight still write to the slots, so these are leaked until the process ends.
                 std::mem::forget(slots);
                 return Err(std::io::Error::from_raw_os_error(-entry.result()).into());
             }
@@ -235,7 +235,7 @@ fn with_threads(file: &File, offsets: &[u64], options: &Options) -> Outcome<Tota
     Ok(all.into_inner().map_err(|_| "a thread panicked")?)
 }
 
-/// One reader on a mapping, with what it wants advised some windows before, by itself or by helpers.
+/// Runs one reader on a mapping. The reader itself, or helper threads, advise a few windows ahead.
 fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Totals> {
     let size = file.metadata()?.len() as usize;
     let region = Region::map(file.as_fd(), std::path::Path::new(""), size, Mapping::Shared)
@@ -302,7 +302,7 @@ fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Tota
     if failed.into_inner() > 0 { Err("advice was refused".into()) } else { Ok(totals) }
 }
 
-/// Drops the file from the page cache, and makes sure of it.
+/// Drops the file from the page cache, and verifies that.
 fn evict(path: &str) -> Outcome<()> {
     let file = MappedFile::open(path.as_ref(), RequestedMode::Auto)?;
     page_cache::evict(&*file.guarded()?)?;
@@ -310,7 +310,7 @@ fn evict(path: &str) -> Outcome<()> {
     if resident < 0.01 { Ok(()) } else { Err(format!("{resident} of {path} stays in the page cache").into()) }
 }
 
-/// Bytes that this process had read from devices; major faults.
+/// Returns the bytes that this process has read from devices, and its major faults.
 fn device_use() -> Outcome<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/self/io")?;
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));

@@ -1,8 +1,8 @@
-//! Rows of batches from random places of a mapped file with cached pages. `RowCopier` is compared with plain loops
-//! over a slice, also compiled for AVX2, and with the limit: two threads that write as many bytes and read nothing.
+//! Rows of batches from random places of a mapped, cached file. `RowCopier` is compared with plain loops over a slice,
+//! also compiled for AVX2, and with the limit: two threads that write the same number of bytes and read nothing.
 //!
 //! `cargo bench --bench gatherer`
-#![allow(unsafe_code)] // The slice over the mapping, and calls of AVX2 functions.
+#![allow(unsafe_code)] // A slice over the mapping, and calls of AVX2 functions.
 
 use pagestream::internals::{Dtype, Element, Mapping, Region, RequestedMode, RowCopier, TokenCorpus, Uninit};
 use std::hint::black_box;
@@ -16,10 +16,10 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 const FILE_BYTES: usize = 64 << 20;
 const BATCH_TOKENS: usize = 64 << 10;
 
-/// One row: x from the first token of `source`, y from the second.
+/// Copies one row: x from the first token of `source`, y from the second.
 type Plain<From, To> = fn(&[From], &mut [To], &mut [To]);
 
-/// Two loops, because compilers vectorise one loop over both rows less well.
+/// Uses two loops, because compilers vectorise a single loop over both rows less well.
 macro_rules! plain {
     ($from:ty => $to:ty) => {{
         fn body(source: &[$from], x: &mut [$to], y: &mut [$to]) {
@@ -28,7 +28,7 @@ macro_rules! plain {
                 x.iter_mut().zip(source).for_each(|(x, token)| *x = *token as $to);
                 y.iter_mut().zip(&source[1..]).for_each(|(y, token)| *y = *token as $to);
             }
-            // SAFETY: `compare` asked for AVX2.
+            // SAFETY: `compare` has checked for AVX2.
             #[allow(unused_unsafe)]
             unsafe {
                 wide(source, x, y);
@@ -38,7 +38,7 @@ macro_rules! plain {
     }};
 }
 
-/// First tokens of windows; the same ones for each contestant.
+/// Returns the first tokens of windows. They are the same for each contestant.
 fn starts(windows: usize) -> impl FnMut() -> usize {
     let mut state = 1_u64;
     move || {
@@ -54,7 +54,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
 ) {
     #[cfg(target_arch = "x86_64")]
     assert!(std::arch::is_x86_feature_detected!("avx2"));
-    // Small numbers, which fit everywhere: the two lowest bytes of each token, or its only one.
+    // The tokens are small numbers, which fit every type: each uses only its lowest two bytes, or its single byte.
     let item = size_of::<From>();
     let byte =
         |place: usize| if place % item < 2 { (place.wrapping_mul(0x9E37_79B1) >> 13) as u8 } else { 0 };
@@ -64,7 +64,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
         .expect("mapped");
     region.touch(0, FILE_BYTES).expect("readable");
     let tokens = FILE_BYTES / item;
-    // SAFETY: the mapping is page-aligned, it has this number of tokens, and nobody changes the file.
+    // SAFETY: the mapping is page-aligned and has this number of tokens, and no program changes the file.
     let slice = unsafe { std::slice::from_raw_parts(region.as_ptr().cast::<From>(), tokens) };
     let path = [file.path().to_path_buf()];
     let corpus = Arc::new(TokenCorpus::open(&path, Some(dtype), None, RequestedMode::Auto).expect("opened"));
@@ -96,7 +96,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
         let mut batch = |start: &mut dyn FnMut() -> usize| {
             let mut next = start() as u64;
             for (x, y) in x_bytes.chunks_exact_mut(row_bytes).zip(y_bytes.chunks_exact_mut(row_bytes)) {
-                // A loader knows the next row, too.
+                // A loader also knows the next row.
                 let first = std::mem::replace(&mut next, start() as u64);
                 gatherer.prefetch(next);
                 let window = (first, first + length as u64 + 1);
@@ -121,7 +121,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
     }
 }
 
-/// Two threads fill a row each with one byte. Returns the time of the slower thread.
+/// Two threads each fill a row with one byte. Returns the time of the slower thread.
 fn write_only(rounds: u64, x: &mut [u8], y: &mut [u8]) -> Duration {
     let fill = |out: &mut [u8]| {
         let start = Instant::now();

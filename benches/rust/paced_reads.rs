@@ -1,11 +1,11 @@
-//! What the pace of a lead pays: the first tensors of a file, in order, with it and without.
+//! The benefit of the pace of a lead: the first tensors of a file, in order, with and without it.
 //!
 //! ```text
 //! paced_reads FILE --tensor BYTES --used TENSORS [--paced 1]
 //! ```
 //!
-//! The file is a row of tensors of so many bytes. A stream reads ahead of a consumer that takes the first ones, as far as
-//! a lead does: as many bytes as it begins with, and twice what was used. Prints a line of JSON.
+//! The file is a sequence of tensors of `BYTES` each. A stream reads ahead of a consumer that takes the first tensors.
+//! It reads as far ahead as a lead does: a lead's initial length, and twice the used bytes. Prints a line of JSON.
 
 use pagestream::internals::{
     FIRST_BYTES, Inspect, LEAD_CREDIT, MappedFile, Next, Pace, RequestedMode, Stream, StreamOptions, Want,

@@ -1,4 +1,4 @@
-//! Nanoseconds an index: the permutation, and draws of a schedule.
+//! Nanoseconds per index: the permutation, and draws of a schedule.
 //!
 //! `cargo bench --bench sampling`.
 
@@ -10,10 +10,10 @@ use std::time::Duration;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
-/// Indices or draws of one iteration.
+/// The indices or draws of one iteration.
 const COUNT: u64 = 1024;
 
-/// Each of the many cases in a second or so.
+/// Limits each of the many cases to about a second.
 fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = criterion.benchmark_group(name);
     group.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1)).sample_size(50);
@@ -29,7 +29,7 @@ fn permute(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("at", length), |bencher| {
             bencher.iter(|| (0..COUNT).map(|index| permutation.at(black_box(index * step))).max());
         });
-        // Each index needs the value before: what one takes, instead of how many go at once.
+        // Each index depends on the previous value. This measures the latency of an index instead of the throughput.
         group.bench_function(BenchmarkId::new("at, one after another", length), |bencher| {
             bencher.iter(|| (0..COUNT).fold(0, |index, _| permutation.at(index)));
         });
@@ -62,7 +62,7 @@ fn draw(criterion: &mut Criterion) {
         cases.push((format!("shuffled, {name}"), schedule));
     }
     for (name, schedule) in cases {
-        // One batch at a time, as the pipeline draws.
+        // The pipeline draws one batch at a time.
         for batch in [32, COUNT] {
             let mut position = 0;
             group.bench_function(BenchmarkId::new(&name, batch), |bencher| {

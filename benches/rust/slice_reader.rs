@@ -1,12 +1,12 @@
-//! What the rule for gaps makes of evenly spaced runs of a file: time, reads, and bytes from the disk.
+//! The rule for gaps, applied to evenly spaced runs of a file: time, reads, and bytes from the disk.
 //!
 //! ```text
 //! slice_reader FILE --run BYTES --step BYTES [--mode shared] [--gap 4096|measured] [--evict 1] [--rounds 1]
 //! ```
 //!
-//! Reads `run` bytes out of each `step`, as a slice of a tensor that fills the file would. Gaps below `--gap` bytes are
-//! read through; `measured` leaves that to what a request costs. `--evict 1` drops the file from the page cache before
-//! each round, and fails if more than one page in a hundred stays. Prints a line of JSON with the best round.
+//! Reads `run` bytes out of every `step` bytes, like a slice of a tensor that fills the file. Gaps below `--gap` bytes
+//! are read along. With `measured`, the cost of a request decides. `--evict 1` drops the file from the page cache
+//! before each round, and fails if more than one page in a hundred stays. Prints a line of JSON with the best round.
 
 use pagestream::internals::{
     GAP_BYTES, MAX_READERS, MappedFile, RequestedMode, Selection, SlicePlan, Uninit, fill, page_cache,
@@ -17,7 +17,7 @@ use std::time::Instant;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// What this process had read from disks so far.
+/// Returns the bytes that this process has read from disks so far.
 fn device_bytes() -> Outcome<u64> {
     let text = std::fs::read_to_string("/proc/self/io")?;
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));

@@ -1,4 +1,4 @@
-//! Parsing safetensors headers, against the `safetensors` crate in the same run.
+//! Parsing safetensors headers, compared with the `safetensors` crate in the same run.
 //!
 //! `cargo bench --bench weights_header`. Prints the memory of a header of a million entries first.
 
@@ -9,18 +9,18 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use safetensors::SafeTensors;
 
-/// The order in which the names stand in the header.
+/// The order of names in the header.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
     Sorted,
     Scattered,
 }
 
-/// A file of small matrices, named as those of language models are.
+/// Returns a file of small matrices, with names like those of language models.
 fn file(tensors: u64, order: Order) -> Vec<u8> {
     let mut json = String::from(r#"{"__metadata__":{"format":"pt"}"#);
     for position in 0..tensors {
-        // Multiplying by a large prime visits each remainder once.
+        // Multiplication by a large prime visits each remainder once.
         let tensor = if order == Order::Scattered { position * 1_000_003 % tensors } else { position };
         let (layer, part) = (tensor / 10, tensor % 10);
         let (begin, end) = (position * 32, position * 32 + 32);
@@ -46,14 +46,14 @@ fn parse(json: &[u8], file_size: usize) -> Header {
     Header::parse(json, file_size as u64, Strictness::Strict).expect("valid")
 }
 
-/// The process's largest resident memory since it was last reset.
+/// Returns the peak resident memory of the process since the last reset.
 fn peak_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
-/// How far resident memory rises while something is made; Linux only.
+/// Returns how far resident memory rises while a value is made. Linux only.
 fn peak_growth<T>(make: impl FnOnce() -> T) -> Option<u64> {
     std::fs::write("/proc/self/clear_refs", "5").ok()?;
     let before = peak_bytes()?;
