@@ -1,8 +1,8 @@
 """The main job, from start to end, on real input: `python examples/demo --output demo-output`.
 
-The source text of Python's standard library becomes token files, and a small GPT is trained on them. Its
-weights are saved, opened again without a copy and checked. Then both kinds of file are read side by side
-with what people use today. A second run reuses the token files and the weights.
+The demo turns the source text of Python's standard library into token files and trains a small GPT on them.
+It saves the weights, reopens them without a copy and checks them. It then compares reading both kinds of
+files with the usual alternatives. A second run reuses the token files and the weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         prog="demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -53,7 +53,7 @@ def _positive(text: str) -> int:
 
 
 def set_up(output: Path) -> None:
-    """Tells libraries, before they are imported, to write caches nowhere but in the output directory."""
+    """Makes libraries write their caches to the output directory alone. Call this before importing them."""
     output.mkdir(parents=True, exist_ok=True)
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -61,8 +61,8 @@ def set_up(output: Path) -> None:
     os.environ["CUDA_CACHE_PATH"] = str(output / ".cuda")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(output / ".torch")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    # torch's threads wait for each other by spinning. Where other processes want the processors too, that
-    # makes a step ten times slower; a short spin costs an idle machine little.
+    # torch's threads spin while they wait for each other. If other processes need the processors too, that
+    # makes a step ten times slower. A short spin costs little on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
@@ -70,7 +70,7 @@ def main() -> int:
     """Runs the demo.
 
     Returns:
-        The exit code: 0, or 1 if something that the demo checks did not hold.
+        The exit code: 0, or 1 if one of the demo's checks failed.
     """
     options = parse()
     options.output = options.output.resolve()

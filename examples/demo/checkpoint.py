@@ -1,4 +1,4 @@
-"""Saving the weights, opening them again without a copy, and checking that they are the same model."""
+"""Saves the weights, reopens them without a copy, and checks that they are the same model."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 def save(model: Gpt, path: Path) -> None:
-    """Writes the weights as a safetensors file, whole or not at all."""
+    """Writes the weights as a safetensors file, which is either complete or absent."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with written_whole(path) as partial:
         pagestream.safetensors.torch.save_file(state, partial, metadata={"format": "pt"})
 
 
 def load_with_safetensors(path: Path, settings: ModelSettings, device: torch.device) -> Gpt:
-    """The model as the `safetensors` package reads it, for a run that did not train it."""
+    """Returns the model as the `safetensors` package loads it, for a run that has not trained it."""
     return _model_from(safetensors.torch.load_file(path), settings, device)
 
 
 def check_reopened(model: Gpt, path: Path, tokens: Tensor) -> dict[str, object]:
-    """Opens the file in both zero-copy ways and checks that each is `model`.
+    """Opens the file in both zero-copy ways, and checks that each result equals `model`.
 
     Args:
-        model: The model that was saved, in evaluation mode.
+        model: The saved model, in evaluation mode.
         path: The file.
-        tokens: Token numbers [batch, tokens] to compare the logits for.
+        tokens: Token numbers [batch, tokens] for which the logits are compared.
 
     Returns:
         How the file was opened, in words and numbers.
@@ -62,7 +62,7 @@ def check_reopened(model: Gpt, path: Path, tokens: Tensor) -> dict[str, object]:
     if views.mode != "read":
         _require_inside("open_checkpoint", path, [(view.ctypes.data, view.nbytes) for view in views.values()])
         _require_inside("load_file", path, [(each.data_ptr(), each.nbytes) for each in tensors.values()])
-    # torch has no read-only tensors: this one copy takes the views into memory that torch may write.
+    # torch has no read-only tensors, so this copies the views to memory that torch may write.
     copies = {name: torch.tensor(view) for name, view in views.items()}
     for way, state in {"open_checkpoint": copies, "load_file": tensors}.items():
         _require_same_logits(way, model, _model_from(state, model.settings, tokens.device), tokens)
@@ -94,7 +94,7 @@ def _require_inside(way: str, path: Path, spans: Iterable[tuple[int, int]]) -> N
 
 
 def mapped_ranges(path: Path) -> list[range]:
-    """The address ranges of this process that map a file, adjoining ones joined."""
+    """Returns the address ranges of this process that map a file. Adjacent ranges are joined."""
     real_path = os.path.realpath(path)
     ranges: list[range] = []
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:

@@ -1,9 +1,9 @@
 """Random batches from storage: a file larger than the caches of a disk, dropped from the page cache.
 
-The file repeats the training tokens. It is removed at the end. Before each pass it is evicted from the page
-cache, which needs no privilege. If pages stay cached, the program raises an error. It cannot empty caches
-below the page cache, for example in the disk or in the host of a virtual machine. So each pass reads other
-windows.
+The file repeats the training tokens, and is removed at the end. Before each pass, the program evicts it from
+the page cache, which needs no privilege, and raises an error if pages stay cached. The program cannot empty
+caches below the page cache, for example in the disk or in the host of a virtual machine. Each pass therefore
+reads other windows.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def compare(train_path: Path, *, size_bytes: int, rounds: int) -> list[Row]:
 
     Args:
         train_path: A token file of `uint16`.
-        size_bytes: The least size of the file that is made from it, beside it.
-        rounds: How often each gets its turn. Every other round goes through them backwards.
+        size_bytes: The minimum size of the cold file, which is written beside it.
+        rounds: The number of turns for each contender. Every other round reverses the order.
 
     Raises:
-        DemoError: The file does not leave the page cache, there is no room for it, or a batch is wrong.
+        DemoError: The file stays in the page cache, the disk has no room for it, or a batch is wrong.
     """
     tokens = np.fromfile(train_path, np.uint16)
-    # One period, and enough of the next one for a window that begins at the end of the first.
+    # One period, and enough of the next period for a window that begins at the end of the first.
     content = np.resize(tokens, len(tokens) + SHAPE[1] + 1).tobytes()
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     with cold_file(train_path.with_name("cold.bin"), tokens, size_bytes) as path:
@@ -75,7 +75,7 @@ def compare(train_path: Path, *, size_bytes: int, rounds: int) -> list[Row]:
 
 @contextlib.contextmanager
 def cold_file(path: Path, tokens: np.ndarray[Any, Any], size_bytes: int) -> Iterator[Path]:
-    """A file of the tokens, repeated until it has at least that size; gone afterwards.
+    """Yields a file that repeats the tokens up to at least this size. Removes it afterwards.
 
     Raises:
         DemoError: The disk has no room for it.
@@ -100,7 +100,7 @@ def evict(path: Path) -> None:
     """Drops a file from the page cache.
 
     Raises:
-        DemoError: It is still there, as on a file system that is made of memory.
+        DemoError: The file stays cached, for example on a file system in memory.
     """
     with MappedFile(path) as file:
         file.evict()
@@ -114,7 +114,7 @@ def evict(path: Path) -> None:
 
 
 def _timed_pass(path: Path, name: str, content: bytes, *, seed: int) -> float:
-    """Seconds from opening the file to the last batch; the batches are checked after that."""
+    """Returns the seconds from opening the file to the last batch. Checks the batches afterwards."""
     begin = time.perf_counter()
     batches, close = WAYS[name](path, SHAPE, seed)
     seconds = time.perf_counter() - begin
@@ -145,7 +145,7 @@ def _mapped_random(path: Path, shape: Shape, seed: int) -> tuple[list[Batch], Ca
 
 
 def _nothing() -> None:
-    """Closes nothing: the memmap goes with its last user."""
+    """Closes nothing: the memmap is freed with its last user."""
 
 
 WAYS = {OURS: _loaded, THEIRS[0]: _mapped_anew, THEIRS[1]: _mapped_random}

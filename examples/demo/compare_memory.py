@@ -32,7 +32,7 @@ def compare(train_path: Path, weights_path: Path) -> list[Row]:
         weights_path: A safetensors file.
 
     Returns:
-        A row for each pair; none where the kernel does not count RssAnon.
+        A row for each pair, or no rows if the kernel does not count RssAnon.
     """
     pairs = [
         (f"{BATCHES} batches 64 x 1024", "TokenLoader", "nanoGPT get_batch", train_path),
@@ -57,7 +57,7 @@ def compare(train_path: Path, weights_path: Path) -> list[Row]:
 
 
 def _measure(paths: Mapping[str, Path]) -> dict[str, Measured]:
-    """Measures contenders by name, each with its file."""
+    """Measures contenders, given by name with a file each."""
     works = [(name, str(path)) for name, path in paths.items()]
     command = [sys.executable, __file__, json.dumps(works)]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -70,7 +70,7 @@ def _measure(paths: Mapping[str, Path]) -> dict[str, Measured]:
 
 
 def _resident_bytes() -> int | None:
-    """RssAnon of this process."""
+    """Returns RssAnon of this process."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == "RssAnon":
@@ -105,7 +105,7 @@ def _last(values: Iterable[object]) -> object:
 
 
 def _growth_bytes(name: str, path: str) -> int:
-    """The growth of RssAnon by the work of one contender. torch's first operation is not counted."""
+    """Returns how much RssAnon grows by the work of one contender, without torch's first operation."""
     import torch
 
     import compare_tokens

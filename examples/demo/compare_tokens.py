@@ -1,4 +1,4 @@
-"""Random batches from the page cache: pagestream against `np.memmap`, on the same file."""
+"""Random batches from the page cache: pagestream compared with `np.memmap`, on the same file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKED_BATCHES = 3
 
 
 def rivals(path: Path, shape: Shape) -> dict[str, Callable[[], Batch]]:
-    """A call for each of `THEIRS` that makes one batch."""
+    """Returns a function for each of `THEIRS` that makes one batch."""
     generator = torch.Generator().manual_seed(0)
     data = np.memmap(path, dtype=np.uint16, mode="r")
     return {
@@ -35,7 +35,7 @@ def rivals(path: Path, shape: Shape) -> dict[str, Callable[[], Batch]]:
 
 
 def compare(path: Path, *, rounds: int, round_seconds: float) -> list[Row]:
-    """Checks and times all contenders for all shapes; the file is in the page cache.
+    """Checks and times all contenders for all shapes. The file is in the page cache.
 
     Args:
         path: A token file of `uint16`.
@@ -49,7 +49,7 @@ def compare(path: Path, *, rounds: int, round_seconds: float) -> list[Row]:
         with TokenLoader(
             path, sequence_length=sequence_tokens, batch_size=windows, order="random", epochs=None
         ) as loader:
-            # Each lets go of a batch when the next is there, as a training loop does.
+            # Each contender frees a batch once it has the next one, as a training loop does.
             ways: Mapping[str, Callable[[], Batch]] = {OURS: loader.__next__, **rivals(path, shape)}
             for name, way in ways.items():
                 check(content, shape, name, [way() for _ in range(CHECKED_BATCHES)])
@@ -73,7 +73,7 @@ def compare(path: Path, *, rounds: int, round_seconds: float) -> list[Row]:
 
 
 def _consumer(way: Callable[[], Batch], count: int) -> Callable[[], object]:
-    """A call that makes `count` batches and lets go of each when the next is there."""
+    """Returns a function that makes `count` batches, and frees each once it has the next one."""
 
     def batches() -> Iterator[Batch]:
         return (way() for _ in range(count))

@@ -1,4 +1,4 @@
-"""Opening and reading the weights: pagestream against `safetensors`, on the same file."""
+"""Opening and reading the weights: pagestream compared with `safetensors`, on the same file."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ Arrays = dict[str, "npt.NDArray[Any]"]
 
 
 def pagestream_numpy(path: Path) -> Arrays:
-    """Every tensor as a read-only view of the file's pages."""
+    """Returns every tensor as a read-only view of the file's pages."""
     return dict(pagestream.open_checkpoint(path))
 
 
 def safetensors_numpy(path: Path) -> Arrays:
-    """Every tensor by `safetensors.safe_open`."""
+    """Returns every tensor, loaded with `safetensors.safe_open`."""
     with safetensors.safe_open(path, "np") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 def pagestream_torch(path: Path) -> dict[str, Tensor]:
-    """Every tensor on copy-on-write pages of the file."""
+    """Returns every tensor on copy-on-write pages of the file."""
     return pagestream.safetensors.torch.load_file(path)
 
 
 def safetensors_torch(path: Path) -> dict[str, Tensor]:
-    """Every tensor by `safetensors.torch.load_file`."""
+    """Returns every tensor, loaded with `safetensors.torch.load_file`."""
     return safetensors.torch.load_file(path)
 
 
 def total(arrays: Mapping[str, Any]) -> float:
-    """The sum of every element of every array or tensor: it reads every page."""
+    """Returns the sum of all elements of all arrays or tensors, which reads every page."""
     return sum(float(array.sum()) for array in arrays.values())
 
 
 def verify(path: Path) -> None:
-    """Compares what both packages read, bit by bit.
+    """Compares the tensors of both packages bit by bit.
 
     Raises:
-        DemoError: They differ.
+        DemoError: The tensors differ.
     """
     ours, theirs = pagestream_numpy(path), safetensors_numpy(path)
     our_tensors, their_tensors = pagestream_torch(path), safetensors_torch(path)
@@ -73,7 +73,7 @@ def verify(path: Path) -> None:
 
 
 def compare(path: Path, *, rounds: int, round_seconds: float) -> list[Row]:
-    """Checks and times both packages, for NumPy and torch; the file is in the page cache.
+    """Checks and times both packages, for NumPy and torch. The file is in the page cache.
 
     Args:
         path: A safetensors file.

@@ -1,7 +1,8 @@
-"""From the Python standard library's own source text to token files.
+"""Turns the source text of Python's standard library into token files.
 
-The text is cut into tokens by a byte-level BPE that is trained on it here. Token files are flat little-endian
-`uint16`: no header, one file of the library after the other, each followed by an end-of-text token.
+The demo trains a byte-level BPE on the text and encodes the text with it. Token files are flat little-endian
+`uint16` without a header. They contain the library's files one after another, each followed by an end-of-text
+token.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ END_OF_TEXT = "<|endoftext|>"
 VALIDATION_INTERVAL_FILES = 20
 """Every 20th file is kept for validation: no text of it is trained on."""
 
-# Installed packages, tests, tables of data, old code. What is left is about 8 MB of written code.
+# Installed packages, tests, tables of data, old code. About 8 MB of written code remain.
 _EXCLUDED = {
     *("site-packages", "dist-packages", "__pycache__", "_vendor", "_bundled"),
     *("test", "tests", "idle_test", "idlelib", "turtledemo", "lib2to3"),
@@ -37,18 +38,18 @@ _EXCLUDED = {
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """The token files and how they came about.
+    """The token files, and facts about them.
 
     Attributes:
-        train_path: Token file to train on.
-        validation_path: Token file of other source files, to measure the loss on.
-        tokenizer_path: The tokenizer, as `tokenizers` saves it.
-        key: Hash of everything that the files depend on.
-        files: Source files read.
-        text_bytes: Their size.
-        train_tokens: Length of the one token file.
-        validation_tokens: Length of the other.
-        reused: Whether the files were there already.
+        train_path: Token file for training.
+        validation_path: Token file of other source files, for the validation loss.
+        tokenizer_path: The tokenizer, in the format of `tokenizers`.
+        key: Hash of all inputs of the files.
+        files: Number of source files.
+        text_bytes: Size of the source files.
+        train_tokens: Length of the training file.
+        validation_tokens: Length of the validation file.
+        reused: Whether the files existed already.
     """
 
     train_path: Path
@@ -62,19 +63,19 @@ class Corpus:
     reused: bool
 
     def facts(self) -> dict[str, object]:
-        """All but the paths, for JSON."""
+        """Returns all attributes except the paths, for JSON."""
         return {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("_path")}
 
 
 def source_files(root: Path, max_files: int | None = None) -> list[Path]:
-    """The library's own Python files, in an order that does not depend on the file system.
+    """Returns the library's Python files, in an order that does not depend on the file system.
 
     Args:
         root: The library's directory.
-        max_files: Take at most this many, evenly spread; None takes all.
+        max_files: The maximum number of files, evenly spread. None takes all.
 
     Raises:
-        DemoError: There are too few for a training and a validation file.
+        DemoError: There are too few files for training and validation.
     """
     files = []
     for directory, names, file_names in os.walk(root):
@@ -91,16 +92,16 @@ def source_files(root: Path, max_files: int | None = None) -> list[Path]:
 
 
 def prepare(output: Path, *, vocabulary_tokens: int, max_files: int | None, fresh: bool) -> Corpus:
-    """Writes the tokenizer and both token files, or finds them written.
+    """Writes the tokenizer and both token files, or reuses existing ones.
 
     Args:
         output: Directory for `tokenizer.json`, `train.bin`, `val.bin` and their record `corpus.json`.
         vocabulary_tokens: Size of the tokenizer's vocabulary, at most 65,536.
         max_files: See `source_files`.
-        fresh: Write them even if they are there.
+        fresh: Write the files even if they exist.
 
     Raises:
-        DemoError: Too little text, or the tokenizer does not give back what it was given.
+        DemoError: There is too little text, or decoding does not restore the text.
     """
     root = Path(sysconfig.get_path("stdlib"))
     files = source_files(root, max_files)
@@ -144,13 +145,13 @@ def _build(output: Path, files: Sequence[Path], vocabulary_tokens: int) -> dict[
 
 
 def _read_source(path: Path) -> str:
-    """The text of a Python file, in the encoding that it declares."""
+    """Returns the text of a Python file, decoded by its declared encoding."""
     with tokenize.open(path) as file:
         return file.read()
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary_tokens: int) -> Tokenizer:
-    """Learns a byte-level BPE: any text can be encoded, and decoding gives it back exactly."""
+    """Trains a byte-level BPE. It can encode any text, and decoding restores the text exactly."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -168,9 +169,9 @@ def write_tokens(path: Path, tokenizer: Tokenizer, texts: Sequence[str]) -> int:
     """Encodes texts into one token file.
 
     Args:
-        path: Where the file goes, whole or not at all.
-        tokenizer: With a vocabulary that fits `uint16`.
-        texts: One document each.
+        path: The file, which is either complete or absent.
+        tokenizer: A tokenizer whose vocabulary fits `uint16`.
+        texts: The documents.
 
     Returns:
         The number of tokens written.

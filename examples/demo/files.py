@@ -1,8 +1,8 @@
-"""Files that are either whole or absent, and records of the settings they were made with.
+"""Files that are either complete or absent, and records of their settings.
 
-A stage of the demo writes its files, then a record: a JSON file with the key of the stage's settings, a
-hash of each file, and what else the next run wants to know. A stage is reused only if its record is there,
-has the same key, and every file still hashes to what it says.
+A stage of the demo writes its files and then a record: a JSON file with the key of the stage's settings, a
+hash of each file, and further facts for the next run. The next run reuses a stage only if its record exists
+and has the same key, and if every file still has the recorded hash.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class DemoError(Exception):
-    """Something that the demo checks did not hold; the message says what, for the user."""
+    """A check of the demo failed. The message explains the failure to the user."""
 
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`, and renames it once it is written and flushed to the disk.
+    """Yields a temporary path beside `path`, and renames it once the file is written and synced to the disk.
 
-    Whatever happens, `path` is the old file or the new one, never a part of one.
+    In any event, `path` is the complete old file or the complete new file.
 
     Args:
-        path: Where the file goes.
+        path: The final path.
 
     Yields:
-        Where to write it.
+        The path to write to.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -53,31 +53,31 @@ def _flush(path: Path) -> None:
 
 
 def settings_key(settings: Mapping[str, object]) -> str:
-    """A short hash that differs whenever any of the settings does."""
+    """Returns a short hash that changes with any of the settings."""
     return _hash(json.dumps(settings, sort_keys=True).encode())[:16]
 
 
 def write_json(path: Path, facts: Mapping[str, object]) -> None:
-    """Writes `facts` as readable JSON, whole or not at all."""
+    """Writes `facts` as readable JSON. The file is either complete or absent."""
     with written_whole(path) as partial:
         partial.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def write_record(path: Path, key: str, files: Sequence[Path], facts: Mapping[str, object]) -> None:
-    """Records that `files`, which lie beside `path`, are complete and of the settings of `key`."""
+    """Records that `files`, in the folder of `path`, are complete and belong to the settings of `key`."""
     hashes = {file.name: _hash(file.read_bytes()) for file in files}
     write_json(path, {"key": key, "files": hashes, **facts})
 
 
 def read_record(path: Path, key: str) -> dict[str, Any] | None:
-    """What `write_record` wrote.
+    """Reads a record of `write_record`.
 
     Args:
         path: The record.
-        key: The key of the settings that are wanted now.
+        key: The key of the current settings.
 
     Returns:
-        The record, or None if there is none, it is of other settings, or a file is gone or changed.
+        The record, or None if it is missing or belongs to other settings, or if a file is missing or changed.
     """
     try:
         record: dict[str, Any] = json.loads(path.read_bytes())

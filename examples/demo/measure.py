@@ -1,4 +1,4 @@
-"""Timing rivals side by side, and the rows of the table that come of it."""
+"""Times rivals side by side, and formats the rows of the resulting table."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: the same work done by pagestream and by another. Less is better.
+    """One line of the table: the same work with pagestream and with another library. Less is better.
 
     Attributes:
-        group: What is measured, such as ``"batches"``.
+        group: The kind of measurement, such as ``"batches"``.
         case: The work.
-        ours: What did it here, of pagestream.
-        theirs: What did it there.
+        ours: The pagestream function.
+        theirs: The other library's function.
         unit: ``"seconds"`` or ``"bytes"``.
-        our_value: Our result.
-        their_value: The other's.
-        work_tokens: Tokens that a unit of this work delivers, 0 where it delivers none.
+        our_value: pagestream's result.
+        their_value: The other library's result.
+        work_tokens: Tokens per unit of this work, or 0 if it delivers none.
     """
 
     group: str
@@ -57,15 +57,15 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as much the other needs; None for memory, which may be 0."""
+        """Returns how many times as much the other library needs. None for memory, which may be 0."""
         return self.their_value.median / self.our_value.median if self.unit == "seconds" else None
 
     @property
     def verdict(self) -> Verdict:
-        """A slower median is lost. To be won, the quartiles must be clear of each other.
+        """Returns the verdict: a slower median loses, and only quartiles that do not overlap win.
 
-        Memory is counted in pages, by a process that does other things too: a quarter MiB either way is
-        even.
+        Memory is counted in pages of a process that also does other work, so a difference below a quarter
+        MiB is a tie.
         """
         ours, theirs = self.our_value, self.their_value
         if self.unit == "bytes":
@@ -77,22 +77,22 @@ class Row:
         return "won" if ours.high < theirs.low else "even"
 
     def as_facts(self) -> dict[str, object]:
-        """The row as plain values, for JSON."""
+        """Returns the row as plain values, for JSON."""
         return {**dataclasses.asdict(self), "ratio": self.ratio, "verdict": self.verdict}
 
 
 def alternate(
     contenders: Mapping[str, Callable[[], object]], *, rounds: int, round_seconds: float
 ) -> dict[str, Measured]:
-    """Times the contenders in turn, round after round, so that whatever disturbs one disturbs all.
+    """Times the contenders in alternating rounds, so that a disturbance affects all of them.
 
     Args:
-        contenders: What to call, by name. Each is called once first, untimed.
-        rounds: How often each gets its turn. Every other round goes through them backwards.
-        round_seconds: About how long a turn lasts; a short call is repeated until it is filled.
+        contenders: The functions by name. Each is first called once without timing.
+        rounds: The number of turns for each contender. Every other round reverses the order.
+        round_seconds: The approximate duration of a turn. Short calls are repeated to fill it.
 
     Returns:
-        Seconds a call, by name.
+        The seconds per call, by name.
     """
     repeats = {name: max(1, int(round_seconds / _seconds(call, 1))) for name, call in contenders.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -113,7 +113,7 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as aligned text, with a heading for each group."""
+    """Returns the rows as aligned text, with a heading for each group."""
     cells = [_cells(row) for row in rows]
     widths = [max(len(column) for column in columns) for columns in zip(*cells, strict=True)]
     lines = []

@@ -15,7 +15,7 @@ class ModelSettings:
 
     Attributes:
         vocabulary_tokens: Number of different tokens.
-        context_tokens: The longest sequence that it is trained on.
+        context_tokens: The longest training sequence.
         layers: Number of transformer blocks.
         heads: Attention heads in each block; must divide `width` into even parts.
         width: Size of the residual stream.
@@ -29,9 +29,10 @@ class ModelSettings:
 
 
 def rotate(x: Tensor) -> Tensor:
-    """Turns each pair of channels by an angle that grows with the position (rotary embedding).
+    """Rotates each pair of channels by an angle that grows with the position (rotary embedding).
 
-    The product of a query and a key so turned depends on their distance. https://arxiv.org/abs/2104.09864
+    The product of a rotated query and a rotated key depends on their distance.
+    https://arxiv.org/abs/2104.09864
 
     Args:
         x: Queries or keys [..., tokens, channels].
@@ -45,7 +46,7 @@ def rotate(x: Tensor) -> Tensor:
 
 
 class CausalAttention(nn.Module):
-    """Multi-head self-attention in which a token sees itself and what came before."""
+    """Multi-head self-attention in which each token sees itself and the earlier tokens."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class CausalAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward network; each sees a normed stream and adds to it."""
+    """Attention, followed by a feed-forward network. Both read the normed stream and add to it."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class Block(nn.Module):
         self.contract = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Adds both to `x` [batch, tokens, width]."""
+        """Adds the results of both to `x` [batch, tokens, width]."""
         x = x + self.attention(self.attention_norm(x))
         hidden = functional.gelu(self.expand(self.feed_forward_norm(x)), approximate="tanh")
         output: Tensor = x + self.contract(hidden)
@@ -86,8 +87,8 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """A decoder-only language model.
 
-    The output layer is the token embedding's own matrix. It is tied in `forward` and not by a second
-    parameter, so that a state dict has each tensor once, as a safetensors file must.
+    The output layer uses the matrix of the token embedding. `forward` ties it, without a second parameter. A
+    state dict therefore has each tensor once, as a safetensors file requires.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -99,7 +100,7 @@ class Gpt(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Small normal weights as in GPT-2; smaller still where a layer adds to the stream."""
+        """Sets small normal weights as in GPT-2, and smaller ones in layers that add to the stream."""
         smaller = 0.02 * (2 * self.settings.layers) ** -0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -107,7 +108,7 @@ class Gpt(nn.Module):
                 nn.init.normal_(parameter, std=smaller if adds else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [batch, tokens, vocabulary] of each next token, for token numbers [batch, tokens]."""
+        """Returns logits [batch, tokens, vocabulary] of the next tokens for token numbers [batch, tokens]."""
         x = self.token_embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -115,7 +116,7 @@ class Gpt(nn.Module):
 
 
 def next_token_loss(model: Gpt, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats per token, of the model's predictions for `x` against `y`."""
+    """Returns the mean cross-entropy of predictions for `x` and targets `y`, in nats per token."""
     return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
@@ -133,14 +134,14 @@ def generate(
 
     Args:
         model: A trained model, in evaluation mode.
-        prompt: Token numbers to begin with, at least one.
-        new_tokens: How many to add.
-        temperature: Below 1 keeps closer to what is likely.
-        top_k: Draw from this many likeliest tokens only.
+        prompt: The initial token numbers, at least one.
+        new_tokens: The number of tokens to add.
+        temperature: Values below 1 favour likely tokens.
+        top_k: Draw only from this many of the likeliest tokens.
         seed: The same seed gives the same text.
 
     Returns:
-        The prompt and what follows.
+        The prompt and its continuation.
     """
     device = model.token_embedding.weight.device
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""One picture of the run: the loss curve, and bars for each comparison."""
+"""Draws a picture of the run: the loss curve, and bars for each comparison."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def draw(
     """Writes the picture as a PNG.
 
     Args:
-        path: Where.
-        curve: The losses.
+        path: The file to write.
+        curve: The loss curve.
         batches: Rows of `compare_tokens`.
         cold: Rows of `compare_cold`.
         weights: Rows of `compare_weights`.
-        memory: Rows of `compare_memory`; may be empty.
+        memory: Rows of `compare_memory`, which may be empty.
     """
     figure, axes = plt.subplot_mosaic(
         [["loss", "batches"], ["cold", "memory"], ["weights", "weights"]],
@@ -97,7 +97,7 @@ def _loss(axes: Axes, curve: LossCurve) -> None:
 def _bars(
     axes: Axes, rows: Sequence[Row], *, title: str, label: str, value: Callable[[Row, float], float]
 ) -> None:
-    """Two horizontal bars for each row, named at the left; the whiskers are quartiles."""
+    """Draws two horizontal bars for each row, with names on the left. The whiskers are quartiles."""
     names = []
     for number, row in enumerate(rows):
         for side, color, name, measured in (

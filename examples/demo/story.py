@@ -1,4 +1,4 @@
-"""The demo's sections, in order. Each prints what it found; the numbers also go to `results.json`."""
+"""The demo's sections, in order. Each prints its results, which `results.json` also contains."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ ROUND_SECONDS = 0.1
 
 
 class Sections:
-    """Prints headings, and keeps how long each section took."""
+    """Prints headings and records the duration of each section."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def section(self, name: str, title: str) -> Iterator[None]:
-        """One section of the output."""
+        """Runs one section of the output."""
         print(f"\n== {len(self.seconds) + 1}. {title}", flush=True)
         begin = time.perf_counter()
         yield
@@ -58,14 +58,14 @@ def tell(options: argparse.Namespace) -> None:
     """Runs all sections.
 
     Args:
-        options: The command line, see `__main__`.
+        options: The command line; see `__main__`.
 
     Raises:
-        DemoError: Something that is checked did not hold.
+        DemoError: A check failed.
     """
     output: Path = options.output
     for name in ("results.json", "demo.png"):
-        (output / name).unlink(missing_ok=True)  # so that those of an earlier run do not pass for this one's
+        (output / name).unlink(missing_ok=True)  # these are of an earlier run
     sections = Sections()
     shape = model.ModelSettings()
     with sections.section("corpus", "Source text of the standard library becomes token files"):
@@ -115,7 +115,7 @@ def tell(options: argparse.Namespace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A trained model and how it came about."""
+    """A trained model, and facts about its training."""
 
     network: model.Gpt
     curve: train.LossCurve
@@ -125,7 +125,7 @@ class Trained:
 
 
 def _trained(options: argparse.Namespace, text: corpus.Corpus, shape: model.ModelSettings) -> Trained:
-    """Trains the model and saves it, or finds it saved."""
+    """Trains and saves the model, or loads a saved one."""
     settings = train.TrainSettings() if options.steps is None else train.TrainSettings(steps=options.steps)
     device = train.pick_device()
     path, record_path = options.output / "model.safetensors", options.output / "model.json"

@@ -1,4 +1,4 @@
-"""Ways to make batches of random windows, and a check that what they give is in the file."""
+"""Ways to make batches of random windows, and a check that the file contains the windows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Shape = tuple[int, int]
 
 
 def nanogpt_batch(path: Path, shape: Shape, generator: torch.Generator | None = None) -> Batch:
-    """A batch as nanoGPT's `get_batch` makes it, line by line: a new map, a copy for each window, a stack.
+    """Makes a batch like nanoGPT's `get_batch`, line by line: a new map, a copy of each window, a stack.
 
     https://github.com/karpathy/nanoGPT/blob/master/train.py
     """
@@ -32,7 +32,7 @@ def nanogpt_batch(path: Path, shape: Shape, generator: torch.Generator | None = 
 def windows_batch(
     data: npt.NDArray[np.uint16], shape: Shape, generator: torch.Generator | None = None
 ) -> Batch:
-    """The same from a map that is kept open."""
+    """Makes the same batch from a map that stays open."""
     batch_size, block_size = shape
     ix = torch.randint(len(data) - block_size, (batch_size,), generator=generator)
     x = torch.stack([torch.from_numpy((data[i : i + block_size]).astype(np.int64)) for i in ix])
@@ -41,7 +41,7 @@ def windows_batch(
 
 
 def strided_batch(data: npt.NDArray[np.uint16], shape: Shape, generator: torch.Generator) -> Batch:
-    """A batch by NumPy at its best: one map kept open, all windows taken by one index of a strided view."""
+    """Makes a batch with NumPy at its best: one open map, and one index of a strided view for all windows."""
     windows, sequence_tokens = shape
     starts = torch.randint(len(data) - sequence_tokens, (windows,), generator=generator).numpy()
     every_window = np.lib.stride_tricks.sliding_window_view(data, sequence_tokens)
@@ -51,17 +51,17 @@ def strided_batch(data: npt.NDArray[np.uint16], shape: Shape, generator: torch.G
 
 
 def check(content: bytes, shape: Shape, name: str, batches: Iterable[Batch]) -> None:
-    """Looks each window up in the file's content, with the token that follows it.
+    """Looks up each window in the file's content, with the following token.
 
     Args:
         content: The file's tokens, little-endian `uint16`.
-        shape: That of x and of y.
-        name: The reader that gave the batches.
-        batches: What is checked.
+        shape: The shape of x and of y.
+        name: The reader of the batches.
+        batches: The batches to check.
 
     Raises:
-        DemoError: Tokens that are not in the file, another type or shape than nanoGPT's, or the same
-            few windows again and again.
+        DemoError: A window is not in the file, a batch differs from nanoGPT's in type or shape, or the
+            same few windows keep repeating.
     """
     seen: list[bytes] = []
     for x, y in batches:
@@ -80,7 +80,7 @@ def check(content: bytes, shape: Shape, name: str, batches: Iterable[Batch]) -> 
         raise DemoError(message)
 
 
-def _as_nanogpt(tensor: Any, shape: Shape) -> bool:  # noqa: ANN401 - it is what is checked
+def _as_nanogpt(tensor: Any, shape: Shape) -> bool:  # noqa: ANN401 - this checks the type
     return (
         isinstance(tensor, Tensor)
         and (tensor.dtype, tuple(tensor.shape)) == (torch.int64, shape)
@@ -89,7 +89,7 @@ def _as_nanogpt(tensor: Any, shape: Shape) -> bool:  # noqa: ANN401 - it is what
 
 
 def _is_in(content: bytes, window: bytes) -> bool:
-    """Whether it stands there, at a whole token."""
+    """Returns whether the content contains these bytes at a token boundary."""
     place = content.find(window)
     while place >= 0 and place % 2:
         place = content.find(window, place + 1)

@@ -1,4 +1,4 @@
-"""The training loop: windows of a token file, made ahead by a `TokenLoader`."""
+"""The training loop. A `TokenLoader` prepares windows of a token file in advance."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Batch = tuple["Tensor", "Tensor"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """How to train.
+    """The settings of the training.
 
     Attributes:
         steps: Updates of the weights.
         batch_windows: Windows in a batch.
-        learning_rate: The highest rate, after the warm-up; it then falls along a cosine.
+        learning_rate: The highest rate, reached after the warm-up. From there it follows a cosine down.
         warmup_steps: Steps until the highest rate.
-        evaluations: How often to measure the validation loss on the way.
-        validation_windows: Windows that it is measured on, the same each time.
+        evaluations: The number of times to measure the validation loss.
+        validation_windows: The number of windows for the validation loss, the same each time.
         seed: Seed of the weights and of the order of windows.
     """
 
@@ -52,7 +52,7 @@ class LossCurve:
     Attributes:
         train: Loss of each step's batch.
         validation_steps: The steps, from 0, after which the validation loss was measured.
-        validation: What it was.
+        validation: The validation losses.
     """
 
     train: list[float]
@@ -61,7 +61,7 @@ class LossCurve:
 
     @property
     def drop(self) -> float:
-        """How far the validation loss fell, in nats."""
+        """Returns how far the validation loss fell, in nats."""
         return self.validation[0] - self.validation[-1]
 
 
@@ -71,7 +71,7 @@ def pick_device() -> torch.device:
 
 
 def validation_batch(path: Path, windows: int, sequence_tokens: int) -> Batch:
-    """Windows spread evenly over a token file.
+    """Returns windows spread evenly over a token file.
 
     Raises:
         DemoError: The file is shorter than one window.
@@ -95,7 +95,7 @@ def validation_batch(path: Path, windows: int, sequence_tokens: int) -> Batch:
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
-    """The rate at a step, counted from 0: a linear warm-up, then a cosine down to a twentieth."""
+    """Returns the rate at a step, from 0: a linear warm-up, then a cosine down to a twentieth."""
     warmup = min(1.0, (step + 1) / settings.warmup_steps)
     cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))
     return settings.learning_rate * warmup * (0.05 + 0.95 * cosine)
@@ -103,7 +103,7 @@ def learning_rate(step: int, settings: TrainSettings) -> float:
 
 @torch.no_grad()
 def evaluate(model: Gpt, batch: Batch) -> float:
-    """The mean loss over a batch."""
+    """Returns the mean loss over a batch."""
     model.eval()
     x, y = batch
     loss = next_token_loss(model, x, y).item()
@@ -121,11 +121,11 @@ def train(
     """Trains a model from random weights.
 
     Args:
-        train_path: Token file to learn from.
-        validation_path: Token file to measure on.
+        train_path: Token file for training.
+        validation_path: Token file for the validation loss.
         model_settings: Shape of the network.
-        settings: How to train.
-        device: Where.
+        settings: The settings of the training.
+        device: The device to train on.
 
     Returns:
         The trained model, in evaluation mode, and its loss curve.

@@ -1,10 +1,10 @@
-"""A checkpoint of Hugging Face's form, loaded by `torch.distributed.checkpoint` into shards.
+"""A Hugging Face checkpoint, loaded by `torch.distributed.checkpoint` into shards.
 
     torchrun --nproc-per-node=2 dcp_load.py folder-of-safetensors
 
-The only change to a program is the reader: each byte that any rank needs is read by one of them, and sent to
-the others. Here each tensor of the folder becomes a DTensor whose rows are divided among the ranks, as FSDP2
-divides a model's; a program that has a model takes `model.state_dict()` instead.
+The only change to a program is the reader: one rank reads each byte that any rank needs, and sends it to the
+other ranks. Here, each tensor of the folder becomes a DTensor whose rows are divided among the ranks, as in
+FSDP2. A program with a model passes `model.state_dict()` instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pagestream.torch import HuggingFaceStorageReader
 
 
 def main() -> None:
-    """Loads into shards, and prints what each rank holds."""
+    """Loads into shards, and prints the number of elements on each rank."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,7 +47,7 @@ def main() -> None:
     for name, fact in facts.items():
         assert isinstance(fact, TensorStorageMetadata)
         shape, dtype = fact.size, fact.properties.dtype
-        # What has no rows cannot be divided: each rank has all of it.
+        # A scalar has no rows to divide, so each rank has all of it.
         state[name] = (
             empty_dtensor(shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
             if shape
@@ -60,7 +60,7 @@ def main() -> None:
     total = sum((shard.double().sum() for shard in shards), torch.zeros((), dtype=torch.float64))
     dist.all_reduce(total)
     print(f"rank {dist.get_rank()} holds {held:,} elements; the sum of all is {total.item():.6g}")
-    dist.barrier()  # none leaves while another still talks to it
+    dist.barrier()  # a rank must not exit while another one still talks to it
     dist.destroy_process_group()
 
 

@@ -1,9 +1,9 @@
-"""A checkpoint streamed into a module that had no memory before.
+"""A checkpoint streamed into a module on the ``meta`` device.
 
     python meta_device.py model.safetensors
 
-A module on the ``meta`` device has shapes and no memory. `load_into` gives each parameter its memory as its
-bytes land, so that the host never holds the model twice.
+A module on the ``meta`` device has shapes but no memory. `load_into` gives each parameter its memory as its
+bytes arrive, so that the host never holds the model twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagestream.torch import load_into
 
 
 class Bare(nn.Module):
-    """A module with the parameters that a checkpoint names."""
+    """A module with the parameters of a checkpoint."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Bare(nn.Module):
                 *parents, last = name.split(".")
                 owner: nn.Module = self
                 for parent in parents:
-                    if parent not in owner._modules:  # noqa: SLF001 - how a module is built by name
+                    if parent not in owner._modules:  # noqa: SLF001 - builds a module by name
                         owner.add_module(parent, nn.Module())
                     owner = owner.get_submodule(parent)
                 shape = weights.info(name).shape
@@ -37,7 +37,7 @@ class Bare(nn.Module):
 
 
 def main() -> None:
-    """Loads a checkpoint, and prints what came."""
+    """Loads a checkpoint, and prints a report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

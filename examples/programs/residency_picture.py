@@ -1,4 +1,4 @@
-"""A picture of which pages of a file are in the page cache.
+"""A picture of the pages of a file that are in the page cache.
 
 python residency_picture.py model.safetensors residency.png
 """
@@ -41,7 +41,7 @@ def main() -> None:
     axes.set_ylabel(f"rows of {COLUMNS} pages")
     try:
         figure.savefig(arguments.picture)
-    except (OSError, ValueError) as error:  # no such folder, or no such kind of picture
+    except (OSError, ValueError) as error:  # an unknown folder or format
         parser.error(str(error))
     print(f"{residency.fraction:.0%} of {len(residency.pages):,} pages are in the page cache")
 

@@ -1,10 +1,10 @@
-"""Training by several processes, and going on with another number of them.
+"""Training with several processes, and resuming with another number of processes.
 
     torchrun --nproc-per-node=2 train_ranks.py tokens.bin --steps 20
     torchrun --nproc-per-node=3 train_ranks.py tokens.bin --steps 20
 
-The second run goes on where the first one stopped: the state of the loader says how many samples the job has
-seen, whatever the number of ranks. No window is lost, and none comes twice.
+The second run resumes where the first one stopped: the state of the loader counts the samples that the job
+has seen, for any number of ranks. No window is lost or repeated.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pagestream.errors import FormatError
 from pagestream.torch import TokenLoader
 
 SEQUENCE_LENGTH, BATCH_SIZE, WIDTH = 32, 4, 32
-# A larger table of embeddings is no example any more.
+# A larger embedding table would be too large for an example.
 MOST_BYTES_OF_TOKENS = 2
 
 
 def main() -> None:
-    """Trains, saves, and prints what was seen."""
+    """Trains, saves, and prints the windows that were seen."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -90,7 +90,7 @@ def main() -> None:
             f"{dist.get_world_size()} ranks: samples {begun} to {state['samples_consumed']}, loss {loss:.3f}"
         )
     loader.close()
-    dist.barrier()  # none leaves while another still talks to it
+    dist.barrier()  # a rank must not exit while another one still talks to it
     dist.destroy_process_group()
 
 

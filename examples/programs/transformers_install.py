@@ -1,4 +1,4 @@
-"""`transformers` after `install()`: a small model is written, and loaded in both ways.
+"""`transformers` after `install()`: writes a small model, and loads it with and without pagestream.
 
 python transformers_install.py
 """
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def ours_module() -> str:
-    """Returns the package that ``import safetensors`` gives."""
+    """Returns the package that ``import safetensors`` imports."""
     import safetensors
 
     return safetensors.safe_open.__module__.split(".")[0]

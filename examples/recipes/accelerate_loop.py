@@ -1,7 +1,7 @@
 """A training loop with Hugging Face `accelerate`, whose checkpoints hold the loader.
 
-Do not pass a `TokenLoader` to `accelerator.prepare`: it takes its part of each batch by
-itself.
+Do not pass a `TokenLoader` to `accelerator.prepare`: the loader takes its part of each
+batch itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def token_loader(
     batch_size: int,
     seed: int,
 ) -> TokenLoader:
-    """A loader for this process and its device. `accelerator.save_state` saves it."""
+    """Returns a loader for this process, which `accelerator.save_state` saves."""
     loader = TokenLoader(
         path,
         sequence_length=sequence_length,
@@ -46,7 +46,7 @@ def train_epoch(
     optimizer: torch.optim.Optimizer,
     loader: TokenLoader,
 ) -> None:
-    """One epoch, or the rest of it after `accelerator.load_state`."""
+    """Trains for one epoch, or for the rest of it after `accelerator.load_state`."""
     for x, y in loader:
         with accelerator.accumulate(model):
             loss = torch.nn.functional.cross_entropy(

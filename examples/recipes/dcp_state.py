@@ -1,7 +1,7 @@
 """A loader in a checkpoint of `torch.distributed.checkpoint`, next to the model.
 
-A `TokenLoader` has `state_dict` and `load_state_dict`, so it is a `Stateful` as it is.
-Its state is the same on all ranks: a checkpoint of 8 ranks continues on 4.
+A `TokenLoader` has `state_dict` and `load_state_dict`, so it is already a `Stateful`.
+Its state is the same on all ranks. For example, a checkpoint of 8 ranks resumes on 4.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TrainingState:
         self.model, self.optimizer, self.loader = model, optimizer, loader
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all three."""
+        """Returns the state of all three."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {
             "model": model,
@@ -41,7 +41,7 @@ class TrainingState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a state."""
+        """Resumes from a state."""
         set_state_dict(
             self.model,
             self.optimizer,

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 class TokenSource:
     """Windows that share no input token, as ``{"inputs": x, "targets": y}`` of int32.
 
-    Grain's shuffle of 2^k + 1 elements, with an even k of 16 or more, gives one of them
-    twice and leaves out the last (seen in Grain 0.2.18); a source of such a length
-    wants one element less.
+    Grain's shuffle of 2^k + 1 elements, with an even k of 16 or more, repeats one
+    element and omits the last one (seen in Grain 0.2.18). Shorten a source of such a
+    length by one element.
 
-    It may be read by Grain's threads and shipped to its worker processes: a pickle
-    holds paths. It has the methods of `grain.sources.RandomAccessDataSource`, which is
-    a protocol and needs no base class. Where jax is installed, Grain's workers want
-    absl's flags parsed: `absl.app.run` or ``FLAGS.mark_as_parsed()``.
+    Grain's threads can read the source, and Grain can send it to its worker processes,
+    because a pickle contains paths. The source has the methods of
+    `grain.sources.RandomAccessDataSource`, which is a protocol and needs no base class.
+    If jax is installed, Grain's workers require parsed absl flags: use `absl.app.run`
+    or ``FLAGS.mark_as_parsed()``.
     """
 
     def __init__(self, path: str | PathLike[str], sequence_length: int) -> None:
@@ -46,6 +47,6 @@ class TokenSource:
         return {"inputs": window[:-1], "targets": window[1:]}
 
     def __repr__(self) -> str:
-        # Grain's DataLoader saves this and refuses a checkpoint whose source has
-        # another.
+        # Grain's DataLoader saves this text, and refuses a checkpoint whose source has
+        # a different text.
         return f"TokenSource({self.tokens.fingerprint}, {self.sequence_length})"

@@ -24,11 +24,11 @@ def write_dataset(
     dtype: str,
     column: str = "input_ids",
 ) -> None:
-    """Writes a column of token lists, a document per row, for a `TokenLoader`.
+    """Writes a column of token lists, one document per row, for a `TokenLoader`.
 
-    A streaming dataset is never in memory as a whole. Append the tokenizer's end token
-    to each row before, for example in the `map` that tokenizes: a flat file has no
-    other sign of where a document ends.
+    A streaming dataset is never in memory as a whole. First append the tokenizer's end
+    token to each row, for example in the `map` that tokenizes: a flat file has no other
+    mark at the end of a document.
     """
     write_tokens(path, (np.asarray(row[column]) for row in dataset), dtype=dtype)
 
@@ -36,7 +36,7 @@ def write_dataset(
 def windows(
     path: str | PathLike[str], sequence_length: int, ranges: list[tuple[int, int]]
 ) -> Iterator[dict[str, npt.NDArray[np.int64]]]:
-    """Yields ``{"input_ids": …}`` of each window of some ranges of window numbers."""
+    """Yields ``{"input_ids": …}`` for each window in some ranges of window numbers."""
     with open_tokens(path) as tokens:
         for first, end in ranges:
             for number in range(first, end):
@@ -51,16 +51,17 @@ def windows(
 def iterable_dataset(
     path: str | PathLike[str], *, sequence_length: int, shards: int = 64
 ) -> IterableDataset:
-    """Windows that share no token, in the order of the file, as a dataset with shards.
+    """Returns windows that share no token, in file order, as a dataset with shards.
 
     `datasets` gives each worker of a DataLoader, and each node of
-    ``split_dataset_by_node``, shards of its own; ``shuffle(seed, buffer_size)``
-    shuffles shards, and rows within a buffer. ``state_dict()`` resumes.
+    ``split_dataset_by_node``, its own shards. ``shuffle(seed, buffer_size)`` shuffles
+    shards, and rows within a buffer. ``state_dict()`` and
+    ``load_state_dict()`` resume a pass.
     """
     with open_tokens(path) as tokens:
         count = len(tokens) // sequence_length
     ends = [count * each // shards for each in range(shards + 1)]
-    # `datasets` divides lists among its workers: here, the list of ranges.
+    # `datasets` divides lists among its workers, in this case the list of ranges.
     arguments = {
         "path": path,
         "sequence_length": sequence_length,

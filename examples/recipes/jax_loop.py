@@ -1,6 +1,6 @@
 """Batches for JAX, on one process or many, without Grain.
 
-A state is a dictionary of numbers: keep it as JSON next to the checkpoint of the model.
+A state is a small dictionary. Save it as JSON next to the checkpoint of the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def token_loader(
     path: str | PathLike[str], *, sequence_length: int, batch_size: int, seed: int
 ) -> TokenLoader:
-    """A loader for this process; int32, because JAX has no int64 by default."""
+    """Returns a loader for this process; int32, because JAX has no int64 by default."""
     return TokenLoader(
         path,
         sequence_length=sequence_length,

@@ -1,4 +1,4 @@
-"""Token files as a Lightning data module, which continues in the middle of an epoch."""
+"""Token files as a Lightning data module that can resume in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ if TYPE_CHECKING:
 
 
 class TokenDataModule(LightningDataModule):
-    """Batches ``(x, y)`` of this rank's windows.
+    """Gives batches ``(x, y)`` of this rank's windows.
 
-    Rank and world size come from torch.distributed or the environment when the loader
-    is made, which Lightning does after it has set them up. ``trainer.fit(model, data,
-    ckpt_path=...)`` goes on with the next window, also on another number of ranks. The
+    The loader takes rank and world size from torch.distributed or the environment.
+    Lightning makes it after it has set these up. ``trainer.fit(model, data,
+    ckpt_path=...)`` resumes with the next window, even on another number of ranks. The
     same holds for a second `fit`, and with ``reload_dataloaders_every_n_epochs``.
 
     Lightning's epoch is ``len(loader)`` batches, an epoch of the corpus. For epochs of
-    another size pass ``epochs=None`` here, and a number as ``limit_train_batches`` to
-    `Trainer`. A `Mixture` that repeats needs both. Without the number Lightning takes a
-    batch ahead to see whether there is one, and a checkpoint would skip it.
+    another size, pass ``epochs=None`` here, and a number as ``limit_train_batches`` to
+    `Trainer`. A `Mixture` that repeats needs both. Without the number, Lightning takes
+    one batch in advance to detect the end, and a checkpoint would skip it.
 
     Args:
-        tokens: What `TokenLoader` takes: a path, a corpus or a `Mixture`.
-        **arguments: Of `TokenLoader`; at least `sequence_length` and `batch_size`.
+        tokens: A path, a corpus or a `Mixture`, as for `TokenLoader`.
+        **arguments: Arguments of `TokenLoader`, at least `sequence_length` and
+            `batch_size`.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class TokenDataModule(LightningDataModule):
         self._state: dict[str, Any] | None = None
 
     def train_dataloader(self) -> TokenLoader:
-        """Starts reading where the last loader or a loaded state stopped."""
+        """Starts reading where the previous loader or a loaded state stopped."""
         self._stop()
         self._loader = TokenLoader(self.tokens, **self.arguments)
         if self._state is not None:
@@ -58,16 +59,16 @@ class TokenDataModule(LightningDataModule):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the state for the loader that is made next."""
+        """Keeps the state for the next loader."""
         self._stop()
         self._state = state_dict or None
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
-        """Stops the loader's threads; another fit goes on from here."""
+        """Stops the loader's threads. Another fit resumes from here."""
         self._stop()
 
     def _stop(self) -> None:
-        """Closes the loader. The next one goes on where it stopped."""
+        """Closes the loader. The next one resumes where it stopped."""
         if self._loader is not None:
             self._state = self._loader.state_dict()
             self._loader.close()
@@ -75,16 +76,16 @@ class TokenDataModule(LightningDataModule):
 
 
 class ValidatedTokenDataModule(TokenDataModule):
-    """The same, with a validation on all windows of other tokens, the same each time.
+    """Adds a validation on all windows of other tokens, the same each time.
 
-    With several ranks the last batch of a validation can have fewer rows on some ranks,
-    even none.
+    With several ranks, the last batch of a validation can have fewer rows on some
+    ranks, or none.
 
     Args:
-        tokens: Of `TokenDataModule`.
+        tokens: As for `TokenDataModule`.
         validation: Tokens for validation, for example
             ``open_tokens(path).part(0.9, 1)``.
-        **arguments: Of `TokenDataModule`.
+        **arguments: As for `TokenDataModule`.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class ValidatedTokenDataModule(TokenDataModule):
         self.validation = validation
 
     def val_dataloader(self) -> Epoch[Any]:
-        """Starts reading. Each validation is whole, also after Lightning's check."""
+        """Starts reading. Validations are complete, even after Lightning's check."""
         shape = {
             name: self.arguments[name] for name in ("sequence_length", "batch_size")
         }

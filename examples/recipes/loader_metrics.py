@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pagestream import TokenLoader
 
-# Of the present. All others are counters.
+# These metrics describe the present. All other metrics are counters.
 GAUGES = {"lookahead_batches", "ring_batches", "threads", "buffers_allocated"}
 
 

@@ -11,9 +11,9 @@ In `pretrain_gpt.py`::
             world_size=mpu.get_data_parallel_world_size()))
         return train, None, None
 
-With ``--dataloader-save`` Megatron calls `save_state` at each checkpoint and keeps the
-result, one file for each data-parallel rank. They are all equal: any of them, passed to
-`restore_state`, goes on from there, on any number of ranks.
+With ``--dataloader-save``, Megatron calls `save_state` at each checkpoint and keeps the
+result, one file for each data-parallel rank. All of these files are equal. Pass any of
+them to `restore_state` to resume, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ if TYPE_CHECKING:
 
 
 class PretrainingBatches:
-    """The batches of Megatron's `GPTDataset` and `DataLoader`, from a `TokenLoader`.
+    """Gives the batches of Megatron's `GPTDataset`, from a `TokenLoader`.
 
-    Documents are not told apart and no loss is masked, which is what Megatron does by
-    default too.
+    Like Megatron by default, it ignores the limits of documents and masks no loss.
 
     Args:
-        loader: With the micro-batch size as its batch size, and this data-parallel
-        rank. create_attention_mask: As ``--no-create-attention-mask-in-dataloader``
-        says. Attention that is
-            causal by itself, as in Transformer Engine, needs none.
+        loader: A loader with the micro-batch size as its batch size, for this
+            data-parallel rank.
+        create_attention_mask: False for ``--no-create-attention-mask-in-dataloader``.
+            Attention that is always causal, as in Transformer Engine, needs no mask.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class PretrainingBatches:
         self.loader = loader
         length = loader.sequence_length
         self._position_ids = torch.arange(length)
-        # True where attention is forbidden.
+        # True forbids attention.
         self._mask = (
             torch.ones(length, length, dtype=torch.bool).triu(1)
             if create_attention_mask
@@ -73,9 +72,9 @@ class PretrainingBatches:
         return batch
 
     def save_state(self) -> dict[str, Any]:
-        """Where the stream stands; Megatron's name for it."""
+        """Returns the position of the stream. Megatron calls this method."""
         return self.loader.state_dict()
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `save_state` gave."""
+        """Resumes from a result of `save_state`."""
         self.loader.load_state_dict(state)

@@ -1,7 +1,7 @@
 """Windows of token files through PyTorch's `DataLoader`, and torchdata's.
 
-`TokenLoader` is faster than either and its state fits any number of ranks; this is for
-code that wants a `DataLoader`.
+Use these if your code needs a `DataLoader`. `TokenLoader` is faster than both, and its
+state fits any number of ranks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ def data_loader(
     num_replicas: int | None = None,
     rank: int | None = None,
 ) -> DataLoader[Any]:
-    """Batches ``(x, y)`` of this rank's windows, shuffled, each once an epoch.
+    """Returns shuffled batches ``(x, y)`` of this rank's windows, each once per epoch.
 
     Call ``loader.sampler.set_epoch(n)`` before each epoch, as with torch's
-    `DistributedSampler`. Without ``torch.distributed`` pass ``num_replicas=1, rank=0``.
+    `DistributedSampler`. Without ``torch.distributed``, pass ``num_replicas=1`` and
+    ``rank=0``.
     """
-    # A dataset's stride is 1 by default: every window there is. This one shares no
-    # input between them.
+    # By default, a dataset has a stride of 1 and yields every possible window. The
+    # windows of this dataset share no input.
     dataset = TokenDataset(path, sequence_length, stride=sequence_length)
-    # torch's own samplers hold a list of all numbers; this one computes them as it
-    # goes.
+    # torch's own samplers store a list of all numbers. This one computes each number
+    # on demand.
     sampler = DistributedTokenSampler(dataset, num_replicas, rank, drop_last=True)
     return DataLoader(
         dataset, batch_size=batch_size, sampler=sampler, num_workers=num_workers
@@ -51,7 +52,7 @@ def stateful_data_loader(
     num_replicas: int | None = None,
     rank: int | None = None,
 ) -> StatefulDataLoader[Any]:
-    """The same with `state_dict` at any step. `load_state_dict` needs as many ranks."""
+    """Adds `state_dict` at any step. Resume it with the same number of ranks."""
     dataset = TokenDataset(path, sequence_length, stride=sequence_length)
     sampler = DistributedTokenSampler(dataset, num_replicas, rank, drop_last=True)
     return StatefulDataLoader(

@@ -1,7 +1,7 @@
 """Token files in a Hugging Face `Trainer`.
 
-A run that was stopped goes on with ``trainer.train(resume_from_checkpoint=True)``:
-Trainer skips the windows that were seen by their numbers, without reading them.
+A stopped run resumes with ``trainer.train(resume_from_checkpoint=True)``. Trainer skips
+the numbers of the windows that it has seen, without reading these windows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def collate(windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The batch that a causal language model wants. It shifts the labels itself."""
+    """Makes a batch for a causal language model, which shifts the labels itself."""
     input_ids = torch.stack(windows)
     return {"input_ids": input_ids, "labels": input_ids}
 
@@ -32,13 +32,13 @@ def trainer(
     sequence_length: int,
     arguments: TrainingArguments,
 ) -> Trainer:
-    """A Trainer whose data are all windows of `path`, each once an epoch.
+    """Returns a Trainer over all windows of `path`, each once per epoch.
 
     Examples:
         model = GPT2LMHeadModel(GPT2Config(vocab_size=50257, n_positions=1024))
         arguments = TrainingArguments("output", max_steps=1000)
         trainer(model, "train.bin", sequence_length=1024, arguments=arguments).train()
     """
-    # Without a target of ours: x alone, of T tokens.
+    # target="none" gives x alone, with T tokens.
     dataset = TokenDataset(path, sequence_length, stride=sequence_length, target="none")
     return Trainer(model, arguments, train_dataset=dataset, data_collator=collate)
