@@ -6,13 +6,13 @@ import griffe
 
 
 class Constructors(griffe.Extension):
-    """Gives a class with `__new__` an `__init__`, where griffe looks for the parameters of a class.
+    """Adds an `__init__` to a class with `__new__`, because griffe takes the parameters from `__init__`.
 
-    The docstring of the class says what they mean, so that of `__init__` is not shown.
+    The docstring of the class explains the parameters, so the docstring of `__init__` is hidden.
     """
 
     def on_class_members(self, *, cls: griffe.Class, **_: object) -> None:
-        """Changes a class whose members are known."""
+        """Changes a class once its members are known."""
         new = cls.members.get("__new__")
         if isinstance(new, griffe.Function) and "__init__" not in cls.members:
             cls.set_member("__init__", griffe.Function("__init__", parameters=new.parameters))
@@ -23,7 +23,8 @@ class Constructors(griffe.Extension):
 class Options(griffe.UnpackTypedDictExtension):
     """Shows the keys of a TypedDict in place of ``**arguments: Unpack[…]``.
 
-    Griffe's own extension takes all keys of a class as required or none, and moves them out of a base class.
+    Griffe's own extension treats either all keys of a class as required or none, and moves the keys of a base
+    class.
     """
 
     required = "pagestream.loading.options._RequiredOptions"

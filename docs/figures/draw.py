@@ -2,8 +2,8 @@
 
     python docs/figures/draw.py [FOLDER]
 
-Each bar is the median of a row of `benches/record/`, and its line spans the quartiles;
-`requests.py` measured the curves of `requests.json`.
+Each bar is the median of a row of `benches/record/`, and its line spans the quartiles. `requests.py` measured
+the curves of `requests.json`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Bars:
     """Bars of one row of a record.
 
     Attributes:
-        title: What is shown.
+        title: The title of the figure.
         record: The name of the recorded run.
         table: The comparison of the run.
         case: The case of the comparison.
         ours: The contestants that are pagestream's, by their labels.
-        theirs: The others.
+        theirs: The other contestants.
         unit: ``"s"``, ``"ms"`` or the record's own.
     """
 
@@ -171,8 +171,8 @@ FACTORS = {"s": 1.0, "ms": 1000.0, "thousands": 0.001}
 
 
 def write_title(axes: Axes, title: str) -> None:
-    """Writes a title that begins at the left edge of the figure: beside the labels it would be cut off."""
-    axes.set_title(" ", fontsize=10)  # the layout leaves its room
+    """Writes a title that begins at the left edge of the figure. Beside the labels, it would be cut off."""
+    axes.set_title(" ", fontsize=10)  # reserves space in the layout
     axes.annotate(
         title,
         (0.005, 1),

@@ -1,8 +1,8 @@
-"""Photographs pages of the documentation in a browser, as on a desk and as on a telephone.
+"""Photographs pages of the documentation in a browser, in the widths of a desktop and of a telephone.
 
     make docs && python docs/figures/pages.py    # needs chromium
 
-Look at the pictures, and commit them, when the theme, the style or a figure changes.
+When the theme, the style or a figure changes, examine the pictures and commit them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 SITE = HERE.parents[1] / "target/site"
 
 PAGES = ("index", "start", "benchmarks", "reference/tokens")
-WIDTHS = {"wide": 1280, "narrow": 500}  # chromium's windows are no narrower than 500
+WIDTHS = {"wide": 1280, "narrow": 500}  # chromium's windows are at least 500 wide
 HEIGHT = 1400
 
 

@@ -1,9 +1,9 @@
-"""Measures what `read-ahead.md` shows: how many bytes a slow mount has delivered, over time.
+"""Measures the curves of `read-ahead.md`: the bytes that a slow mount has delivered over time.
 
     python docs/figures/requests.py     (writes requests.json, which draw.py draws)
 
 A program opens a checkpoint with `safe_open` and uses one tensor after another, with `safetensors` and after
-`install()`. The bytes are those that the daemon of the mount has read.
+`install()`. The curves count the bytes that the daemon of the mount has read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def delivered(process: int) -> int:
 
 
 def curve(folder: Path, way: str) -> tuple[list[tuple[float, float]], int]:
-    """Returns seconds and MiB of a load, and the sum of all tensors."""
+    """Returns the seconds and MiB of a load, and the sum of all tensors."""
     with real.slow_fuse(
         folder, folder.parent / "mnt", delay_ms=DELAY_MS, request_bytes=REQUEST_BYTES
     ) as mount:
@@ -80,7 +80,7 @@ def curve(folder: Path, way: str) -> tuple[list[tuple[float, float]], int]:
 
 
 def main() -> None:
-    """Measures both ways, and checks that they give the same."""
+    """Measures both ways, and checks that their results are equal."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as inner:
         folder = Path(inner) / "model"
         folder.mkdir()

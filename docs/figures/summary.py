@@ -2,7 +2,7 @@
 
     python docs/figures/summary.py
 
-Each line compares one of our ways with the fastest other one of the same row of a record.
+Each line compares one of our ways with the fastest rival in the same row of a record.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from records import RECORDS, recorded
 
-# Names of pagestream's own ways, and of yardsticks, which are no loaders.
+# The names of pagestream's own ways, and of yardsticks, which are not loaders.
 OURS = (
     "stream",
     "safe_open, installed",
@@ -22,7 +22,7 @@ OURS = (
     "whole: stream",
     "pagestream",
 )
-# What the documentation calls them.
+# The names in the documentation.
 LABELS = {
     "safe_open, installed": "`safe_open` after `install()`",
     "installed": "`safe_open` after `install()`",
@@ -41,11 +41,11 @@ class Line:
     """A line of the table.
 
     Attributes:
-        title: What is measured.
+        title: The kind of measurement.
         record: The name of the recorded run.
         case: The case of one of its comparisons.
-        ours: The contestant that is pagestream's.
-        is_rate: Whether more is better. Otherwise it is a time.
+        ours: The pagestream contestant.
+        is_rate: Whether the value is a rate, where more is better, and not a time.
         link: The section of the page with the recorded table.
     """
 

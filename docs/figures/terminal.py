@@ -1,8 +1,9 @@
-"""Draws the terminal pictures of the documentation, from what the commands print.
+"""Draws the terminal pictures of the documentation from the output of commands.
 
     python docs/figures/terminal.py [info residency bench check]
 
-Without names it draws all of them. The commands run on a pseudo-terminal; rich makes SVG of what they print.
+Without names, it draws all pictures. The commands run on a pseudo-terminal, and rich converts their output to
+SVG.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ PICTURES = ("info", "residency", "bench", "check")
 
 
 def printed(*command: str, cwd: Path) -> str:
-    """Returns what a command prints on a terminal."""
+    """Returns the output of a command on a terminal."""
     return printed_on_terminal([sys.executable, "-m", "pagestream", *command], COLUMNS, cwd=cwd)
 
 
 def picture(name: str, *command: str, cwd: Path) -> None:
-    """Draws a command and what it prints."""
+    """Draws a command and its output."""
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(Text(f"$ pagestream {' '.join(command)}", style="bold"))
     console.print(Text.from_ansi(printed(*command, cwd=cwd)))
@@ -44,7 +45,7 @@ def picture(name: str, *command: str, cwd: Path) -> None:
 
 
 def write_model(folder: Path) -> None:
-    """Writes a checkpoint of two shards, as large as a picture needs."""
+    """Writes a checkpoint of two shards, large enough for a picture."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for shard in (1, 2):
@@ -62,7 +63,7 @@ def write_model(folder: Path) -> None:
 
 
 def draw_residency(work: Path) -> None:
-    """Draws a checkpoint of which a part is in the page cache."""
+    """Draws a checkpoint that is partly in the page cache."""
     subprocess.run([sys.executable, "-m", "pagestream", "evict", "llama"], cwd=work, check=True)
     file = work / "llama/model-00001-of-00002.safetensors"
     with open(file, "rb") as opened:
@@ -73,7 +74,7 @@ def draw_residency(work: Path) -> None:
 
 
 def main() -> None:
-    """Draws the pictures that are named, or all of them."""
+    """Draws the named pictures, or all of them."""
     names = set(sys.argv[1:] or PICTURES)
     if not names <= set(PICTURES):
         sys.exit(f"usage: {sys.argv[0]} [{' '.join(PICTURES)}]")
