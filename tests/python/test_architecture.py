@@ -102,7 +102,7 @@ def test_each_rust_room_uses_only_rooms_below_it():
     assert not wrong, wrong
 
 
-def test_no_table_of_rooms_has_a_circle():
+def test_the_tables_of_rooms_have_no_cycles():
     for table in (MAY_USE, PYTHON_MAY_USE):
         placed = set()
         while len(placed) < len(table):
@@ -113,7 +113,7 @@ def test_no_table_of_rooms_has_a_circle():
             placed |= ready
 
 
-def test_every_rust_room_has_its_floor_and_the_test_sees_uses():
+def test_every_rust_room_is_listed_and_its_uses_are_found():
     assert {room_of(file) for file in rust_files()} <= set(MAY_USE)
     assert used_rooms("use crate::{os, error::Error}; // crate::python") == {"os", "error::Error"}
     nested = "use crate::{os::{file, memory}, python::lead::FileLead};"
@@ -126,7 +126,7 @@ def test_every_rust_room_has_its_floor_and_the_test_sees_uses():
 
 
 @pytest.mark.parametrize("call", ["rustix::", "libc::", "memmap2::"])
-def test_system_calls_are_made_in_their_room_alone(call):
+def test_only_one_room_makes_system_calls(call):
     allowed = {"libc::": ("os/", "python/error.rs")}.get(call, ("os/",))
     users = [
         str(file.relative_to(SOURCE))
@@ -223,7 +223,7 @@ def test_only_the_torch_modules_import_torch():
     assert importers == MAY_IMPORT_TORCH
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_is_defined_once():
     import pagestream
 
     cargo = tomllib.loads((ROOT / "Cargo.toml").read_text())
@@ -235,7 +235,7 @@ def test_the_version_stands_in_one_place():
 
 
 @pytest.mark.frameworks
-def test_all_names_that_are_exported_exist_and_are_documented():
+def test_all_exported_names_exist_and_are_documented():
     import pagestream
     import pagestream.torch
     from pagestream import errors, safetensors

@@ -93,7 +93,7 @@ def test_a_single_model_comes_before_all_others(tmp_path):
     ]
 
 
-def test_without_index_all_files_are_taken_in_natural_order_and_hidden_ones_left(tmp_path):
+def test_without_an_index_all_visible_files_load_in_natural_order(tmp_path):
     files = [f"part{number}.safetensors" for number in (1, 2, 9, 10, 11, 100)]
     write_shards(tmp_path, {file: {f"in {file}": ONE} for file in reversed(files)})
     write(tmp_path / "._part1.safetensors", b"of another system")
@@ -125,7 +125,7 @@ def test_several_indexes_need_the_usual_one(tmp_path):
     assert "model.safetensors.index.json is used" in weights.warnings[0]
 
 
-def test_tensors_and_files_that_the_index_does_not_name_are_told_and_not_served(tmp_path):
+def test_tensors_and_files_outside_the_index_are_reported_but_not_loaded(tmp_path):
     write_shards(
         tmp_path, {"a.safetensors": {"a": ONE, "extra": ONE}, "consolidated.safetensors": {"a": ONE}}
     )
@@ -138,14 +138,14 @@ def test_tensors_and_files_that_the_index_does_not_name_are_told_and_not_served(
     ]
 
 
-def test_shards_may_lie_in_folders_below(tmp_path):
+def test_shards_may_lie_in_subfolders(tmp_path):
     write_shards(tmp_path, {"x/1.safetensors": {"a": ONE}, "y/z/1.safetensors": {"b": ONE}})
     write_index(tmp_path, {"a": "x/1.safetensors", "b": "y/z/1.safetensors"})
     weights = open_checkpoint(tmp_path)
     assert weights.info("b").path == f"{tmp_path}/y/z/1.safetensors"
 
 
-def test_all_that_is_wrong_is_told_in_one_error(tmp_path):
+def test_one_error_reports_all_problems(tmp_path):
     write_shards(tmp_path, {"a.safetensors": {"a": ONE}})
     write(tmp_path / "c.safetensors", b"nothing")
     names = {"a": "a", "lost": "a", "gone": "d", "broken": "c"}
@@ -184,7 +184,7 @@ def test_names_in_two_files_are_an_error_and_without_strictness_the_last_counts(
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_second_copy_that_the_index_does_not_name_is_a_warning(tmp_path, strict):
+def test_a_copy_outside_the_index_is_a_warning(tmp_path, strict):
     write_shards(tmp_path, {"a.safetensors": {"t": ONE}, "b.safetensors": {"t": 2 * ONE, "b": ONE}})
     write_index(tmp_path, {"t": "a.safetensors", "b": "b.safetensors"})
     weights = open_checkpoint(tmp_path, strict=strict)
@@ -193,7 +193,7 @@ def test_a_second_copy_that_the_index_does_not_name_is_a_warning(tmp_path, stric
     assert weights.warnings == [f"1 tensor has a second copy: {copies}; the index decides"]
 
 
-def test_without_strictness_tensors_that_only_the_index_has_are_left_out(tmp_path):
+def test_without_strictness_tensors_missing_from_the_files_are_skipped(tmp_path):
     write_shards(tmp_path, {"a.safetensors": {"t": ONE}, "b.safetensors": {"t": 2 * ONE, "b": ONE}})
     write_index(tmp_path, {"t": "a.safetensors", "b": "b.safetensors", "lost": "b.safetensors"})
     weights = open_checkpoint(tmp_path, strict=False)
@@ -217,7 +217,7 @@ def test_without_strictness_tensors_that_only_the_index_has_are_left_out(tmp_pat
     ],
 )
 @pytest.mark.parametrize("by", ["folder", "index"])
-def test_an_index_that_is_none_is_an_error_with_its_path(tmp_path, text, words, by):
+def test_an_invalid_index_is_an_error_with_its_path(tmp_path, text, words, by):
     path = write_index(tmp_path, text)
     with pytest.raises(SafetensorError) as caught:
         open_checkpoint(tmp_path if by == "folder" else path)
@@ -253,7 +253,7 @@ def test_an_index_without_tensors_is_an_empty_checkpoint(tmp_path):
     ("names", "words"),
     [((), "no files at all"), (("a.bin",), "found a.bin"), (("snapshots",), "give one of the folders")],
 )
-def test_a_folder_without_a_checkpoint_says_what_it_has(tmp_path, names, words):
+def test_a_folder_without_a_checkpoint_lists_its_files(tmp_path, names, words):
     for name in names:
         (tmp_path / name).mkdir()
     with pytest.raises(FileNotFoundError, match=words) as caught:
@@ -274,7 +274,7 @@ def test_files_of_a_list_keep_their_own_errors(tmp_path):
         open_checkpoint(5)
 
 
-def test_metadata_is_what_the_files_agree_on(tmp_path):
+def test_metadata_leaves_out_conflicting_keys(tmp_path):
     header = {"a": entry("U8", [0], 0, 0)}
     write(tmp_path / "1.safetensors", weight_file({"__metadata__": {"format": "pt", "by": "x"}, **header}))
     write(tmp_path / "2.safetensors", weight_file({"__metadata__": {"format": "pt", "by": "y", "c": "d"}}))
@@ -294,7 +294,7 @@ def test_warnings_of_headers_name_their_file(tmp_path):
     ]
 
 
-def test_a_mode_that_differs_is_told_by_its_weakest(direct_mount, tmp_path):
+def test_mixed_modes_are_reported_as_the_weakest(direct_mount, tmp_path):
     write_shards(tmp_path, {"here.safetensors": {"a": ONE}})
     write_shards(tmp_path / "source", {"there.safetensors": {"b": ONE}})
     weights = open_checkpoint([tmp_path / "here.safetensors", direct_mount / "there.safetensors"])
@@ -339,7 +339,7 @@ def test_a_closed_checkpoint_refuses_data_and_still_knows_names(folder):
     assert (len(weights), weights.info("layer.5.0").shape) == (48, (2, 3))
 
 
-def test_a_shard_that_was_replaced_is_noticed(folder):
+def test_a_replaced_shard_is_noticed(folder):
     weights = open_checkpoint(folder)
     weights.check()
     write_shards(folder, {shard_name(7, 12): {f"layer.6.{t}": np.zeros((2, 3), "f4") for t in range(4)}})
@@ -349,7 +349,7 @@ def test_a_shard_that_was_replaced_is_noticed(folder):
     assert (weights["layer.6.1"] == 6001).all()
 
 
-def test_a_shard_that_was_rewritten_in_place_is_noticed_when_read(folder):
+def test_a_shard_rewritten_in_place_is_noticed_when_read(folder):
     weights = open_checkpoint(folder)
     path = os.path.join(folder, shard_name(3, 12))
     with open(path, "r+b") as file:
@@ -360,7 +360,7 @@ def test_a_shard_that_was_rewritten_in_place_is_noticed_when_read(folder):
     assert (weights.read("layer.1.0") == 1000).all()
 
 
-def test_an_index_that_was_replaced_is_noticed(folder):
+def test_a_replaced_index_is_noticed(folder):
     weights = open_checkpoint(folder)
     os.utime(os.path.join(folder, INDEX), ns=(1, 1))
     with pytest.raises(FileChangedError, match="index was rewritten"):
@@ -430,7 +430,7 @@ def test_an_index_of_many_missing_files_is_refused_after_the_first_hundred(tmp_p
         open_checkpoint(tmp_path)
 
 
-def test_an_interrupt_is_heard_while_files_are_opened(tmp_path):
+def test_an_interrupt_stops_the_opening_of_files(tmp_path):
     count = 1500
     source = sharded(tmp_path / "source", shards=count, tensors=1)
     code = PROGRAMS / "checkpoint/an_interrupt_is_heard_while_files_are.py"
@@ -455,7 +455,7 @@ def test_an_interrupt_is_heard_while_files_are_opened(tmp_path):
     ],
     ids=["empty", "lfs", "html", "html-bom", "gguf", "onnx", "json"],
 )
-def test_what_people_pass_by_mistake_is_named(tmp_path, content, words):
+def test_files_passed_by_mistake_are_named(tmp_path, content, words):
     assert_named(tmp_path, content, words)
 
 
@@ -509,7 +509,7 @@ def test_files_of_torch_gzip_and_numpy_are_named(tmp_path):
     assert_named(tmp_path, buffer.getvalue(), "NumPy file; .* open_tokens")
 
 
-def test_a_broken_safetensors_file_is_called_no_other_kind(tmp_path):
+def test_a_broken_safetensors_file_is_not_taken_for_another_kind(tmp_path):
     whole = safetensors.numpy.save({"a": np.arange(3.0)})
     for length in (0x8B1F, 0x120708, 0x95_04_80, 1 << 60):
         path = tmp_path / "model.safetensors"
@@ -519,7 +519,7 @@ def test_a_broken_safetensors_file_is_called_no_other_kind(tmp_path):
         assert "this is a" not in str(caught.value)
 
 
-def test_an_index_that_is_a_pointer_is_named(tmp_path):
+def test_an_index_that_is_a_git_lfs_pointer_is_named(tmp_path):
     (tmp_path / INDEX).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n")
     with pytest.raises(SafetensorError, match=r"invalid index: .*git-LFS pointer"):
         open_checkpoint(tmp_path)

@@ -107,7 +107,7 @@ EVIL = {
 
 @pytest.mark.parametrize("by", ["index", "list of the folder", "among others", "cache_root"])
 @pytest.mark.parametrize("case", EVIL)
-def test_what_is_or_leads_elsewhere_is_refused(folder, outside, case, by):
+def test_files_outside_the_folder_are_refused(folder, outside, case, by):
     make, words = EVIL[case]
     make(folder, outside)
     source, options = folder, {}
@@ -153,7 +153,7 @@ def test_an_index_that_is_a_link_out_is_refused(folder, outside, by):
 
 
 @pytest.mark.parametrize("make", [fifo, directory, node_link])
-def test_an_index_that_is_no_file_is_refused_and_blocks_nobody(folder, outside, make):
+def test_an_index_that_is_not_a_file_is_refused_without_blocking(folder, outside, make):
     make(folder, outside)
     os.rename(folder / "evil.safetensors", folder / INDEX)
     with pytest.raises(SafetensorError):
@@ -223,7 +223,7 @@ def test_the_cache_as_the_hubs_own_helpers_make_it(tmp_path):
 
 @pytest.mark.stress
 @pytest.mark.parametrize("wide", [False, True], ids=["its own", "cache_root"])
-def test_renames_elsewhere_hinder_no_open(tmp_path, wide):
+def test_renames_elsewhere_do_not_disturb_an_open(tmp_path, wide):
     """This includes paths with ``..``, where openat2(2) fails with EAGAIN during any rename on the
     machine."""
     files = {
@@ -280,7 +280,7 @@ def test_a_snapshot_cannot_lead_out_of_its_repository(tmp_path, outside):
         ("my-models--a--b/snapshots/q", "../../blobs/k", "my-models--a--b/blobs"),
     ],
 )
-def test_no_other_layout_than_the_caches_leads_anywhere(tmp_path, snapshot, target, blobs):
+def test_links_lead_out_only_in_the_layout_of_the_cache(tmp_path, snapshot, target, blobs):
     for folder in (snapshot, blobs):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     name = f"{snapshot}/model.safetensors"
@@ -343,9 +343,7 @@ def test_a_fifo_is_refused_without_waiting_for_a_writer(folder, outside):
     assert "it is a FIFO" in done.stderr
 
 
-def test_a_folder_that_is_replaced_while_it_is_opened_stays_the_one_that_was_opened(
-    folder, outside, tmp_path
-):
+def test_a_folder_replaced_during_an_open_does_not_take_its_place(folder, outside, tmp_path):
     """The audit hook replaces the folder after its index was opened and before the shards are opened."""
     sharded(folder)
     code = PROGRAMS / "checkpoint_confinement/a_folder_that_is_replaced_while_it.py"

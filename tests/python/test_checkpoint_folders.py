@@ -166,7 +166,7 @@ def row(request, tmp_path):
 
 
 @pytest.mark.parametrize("load", [by_open_checkpoint, *OF_BOTH])
-def test_a_folder_has_one_answer(row, load):
+def test_every_loader_treats_a_folder_alike(row, load):
     folder, expected, *_ = row
     if expected is not None:
         assert load(folder) == expected
@@ -176,7 +176,7 @@ def test_a_folder_has_one_answer(row, load):
 
 
 @pytest.mark.parametrize("load", OF_BOTH)
-def test_an_open_checkpoint_has_the_answer_of_its_options(row, load):
+def test_loaders_keep_the_options_of_an_open_checkpoint(row, load):
     folder, expected, options, helped = row
     if expected is None and helped is None:
         return
@@ -185,7 +185,7 @@ def test_an_open_checkpoint_has_the_answer_of_its_options(row, load):
         assert not checkpoint.closed
 
 
-def test_a_plug_in_that_chooses_files_has_the_same_answer(row):
+def test_a_plug_in_that_chooses_files_treats_a_folder_alike(row):
     """The host of the plug-in follows links, and the plug-in does the same."""
     folder, expected, options, helped = row
     found = json.loads(

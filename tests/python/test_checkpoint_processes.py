@@ -88,7 +88,7 @@ def in_child(work):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_fork_goes_on_using_it_while_other_threads_open_and_read(folder):
+def test_a_fork_keeps_working_while_other_threads_open_and_read(folder):
     weights = open_checkpoint(folder)
     array = weights["layer.3.0"]
     stop = threading.Event()
@@ -135,7 +135,7 @@ def test_eight_threads_share_one_checkpoint(folder):
         assert sorted(pool.map(look, range(8))) == list(range(8))
 
 
-def test_closing_under_eight_threads_is_an_exception_and_no_more(folder):
+def test_closing_under_eight_threads_raises_exceptions_only(folder):
     weights = open_checkpoint(folder)
 
     def look(number):

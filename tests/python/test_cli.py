@@ -143,7 +143,7 @@ class TestFolders:
         assert {row["name"] for row in found} == {"layers.0", "b"}
 
     @pytest.mark.parametrize("command", ["info", "check"])
-    def test_what_there_is_stands_above_the_problem(self, command, folder):
+    def test_the_files_found_are_shown_above_the_problem(self, command, folder):
         found = {"b": "2.safetensors", "lost": "2.safetensors", "gone": "3.safetensors"}
         write_index(folder, found)
         told = pagestream_command(command, folder)
@@ -180,7 +180,7 @@ class TestFolders:
         as_json = pagestream_command(*command.split(), folder, weights, "--json")
         assert (as_json.exit_code, as_json.stderr) == (BAD, found.stderr)
 
-    def test_the_files_that_are_there_are_evicted_warmed_and_shown(self, folder, weights):
+    def test_existing_files_are_evicted_warmed_and_shown(self, folder, weights):
         write_index(folder, {"b": "2.safetensors", "gone": "3.safetensors"})
         there = folder / "2.safetensors"
         evicted = facts("evict", folder, weights, exit_code=BAD)
@@ -242,7 +242,7 @@ class TestCodes:
         assert "header too large" in found.output
 
     @pytest.mark.parametrize("command", ["info", "check", "residency", "warm", "evict"])
-    def test_what_goes_wrong_is_json_too(self, command, tmp_path):
+    def test_errors_are_json_too(self, command, tmp_path):
         found = pagestream_command(command, tmp_path / "nothing", "--json")
         assert found.exit_code == WRONG_USE
         error = json.loads(found.stdout)["error"]
@@ -284,7 +284,7 @@ class TestCodes:
             in (in_one_line(told))
         )
 
-    def test_what_needs_an_action_has_one_colour(self, tmp_path, weights):
+    def test_problems_that_need_an_action_share_one_colour(self, tmp_path, weights):
         """Bad, unverified and missing files, and warnings."""
         (tmp_path / "bad.safetensors").write_bytes(b"bad")
         (tmp_path / "x.bin").write_bytes(bytes(64))
@@ -380,7 +380,7 @@ class TestPageCache:
 
         assert seen_once(all_is_cached)
 
-    def test_warm_of_a_mount_that_keeps_no_pages(self, tokens, tmp_path):
+    def test_warming_a_mount_that_keeps_no_pages(self, tokens, tmp_path):
         mount = tmp_path / "mount"
         with real.bindfs(tokens.parent, mount, "direct_io"):
             found = pagestream_command("warm", mount / tokens.name)
@@ -389,7 +389,7 @@ class TestPageCache:
             assert facts("warm", mount / tokens.name)["cached_bytes"] == 0
 
     @pytest.mark.slow
-    def test_ctrl_c_tells_how_much_is_warm(self, tmp_path):
+    def test_ctrl_c_reports_how_much_is_warm(self, tmp_path):
         source = tmp_path / "source"
         source.mkdir()
         # The storage takes half a minute for the whole file, and two seconds for the blocks in flight.
@@ -462,7 +462,7 @@ class TestPageCache:
         assert _parsed(text) == expected
 
     @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "1 XB", "nan", "inf", "1e400"])
-    def test_limits_that_are_none(self, text):
+    def test_invalid_limits(self, text):
         with pytest.raises(ValueError, match="--limit"):
             _parsed(text)
 
@@ -480,7 +480,7 @@ class TestVerify:
         corpus = pagestream_command("verify", tokens.with_name("corpus"))
         assert "good. 1 file of tokens" in in_one_line(corpus.stdout)
 
-    def test_what_may_be_unverified(self, weights, tokens):
+    def test_unverified_files_can_be_allowed(self, weights, tokens):
         """Errors and bad files take precedence. --require-checksums demands checksums for every file."""
         allowed = pagestream_command("verify", tokens, "--allow-unverified")
         assert (allowed.exit_code, "not verified" in in_one_line(allowed.stdout)) == (GOOD, True)
@@ -530,12 +530,12 @@ class TestVerify:
             f"{tmp_path / 'b.npy'}: token 5 is -7",
         ]
 
-    def test_a_type_of_raw_tokens_is_taken(self, tmp_path):
+    def test_the_dtype_of_raw_tokens_can_be_given(self, tmp_path):
         np.array([70_000, 1], "<u4").tofile(tmp_path / "t.bin")
         found = facts("verify", tmp_path / "t.bin", "--dtype", "uint32", "--vocabulary", 70_001)
         assert found[0]["vocabulary"] == 70_001
 
-    def test_a_vocabulary_is_for_tokens(self, weights):
+    def test_only_tokens_take_a_vocabulary(self, weights):
         found = pagestream_command("verify", weights, "--vocabulary", 10)
         assert found.exit_code == WRONG_USE
         assert "--vocabulary is for token files" in found.output
@@ -546,7 +546,7 @@ class TestVerify:
         assert second["written"] == []
         assert facts("verify", weights)[0]["checked"] == 1
 
-    def test_a_path_that_cannot_be_read_leaves_the_others(self, weights, tokens):
+    def test_an_unreadable_path_does_not_stop_the_others(self, weights, tokens):
         os.mkfifo(weights.with_name("fifo"))
         found = pagestream_command("verify", weights, weights.with_name("fifo"), tokens, "--json")
         assert found.exit_code == WRONG_USE
@@ -584,7 +584,7 @@ class TestVerify:
         assert ["layers.9" in each for each in verdict["bad"]] == [True, False]
         assert pagestream_command("verify", "--write", tmp_path).exit_code == BAD
 
-    def test_several_paths_in_their_order(self, weights, tokens, tmp_path):
+    def test_several_paths_are_checked_in_their_order(self, weights, tokens, tmp_path):
         bad = tmp_path / "bad.safetensors"
         bad.write_bytes(b"bad")
         with open_checkpoint(weights) as checkpoint:
@@ -695,7 +695,7 @@ class TestCheck:
         assert any("direct_io" in line for line in found["advice"])
         assert "<- in use" in told
 
-    def test_a_mode_that_was_chosen_is_not_blamed_on_the_mount(self, tmp_path, monkeypatch):
+    def test_a_chosen_mode_is_not_blamed_on_the_mount(self, tmp_path, monkeypatch):
         source, mount = tmp_path / "source", tmp_path / "mount"
         source.mkdir()
         (source / "train.bin").write_bytes(bytes(MIB))
@@ -733,7 +733,7 @@ class TestRun:
         assert program("run", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
 
     @pytest.mark.parametrize("arguments", [["missing.py", "-m"], ["missing"], ["./missing", "--help"]])
-    def test_a_command_that_is_not_there(self, arguments, tmp_path):
+    def test_a_missing_command(self, arguments, tmp_path):
         found = program("run", *arguments, cwd=tmp_path)
         assert (found.returncode, found.stdout, found.stderr.count("\n")) == (WRONG_USE, "", 1)
         told = (
@@ -748,7 +748,7 @@ class TestRun:
         assert found.returncode == WRONG_USE
         assert f"{scripts}/{name} exists: name it, or activate its environment\n" in found.stderr
 
-    def test_a_file_that_is_no_program(self, tmp_path):
+    def test_a_file_that_is_not_a_program(self, tmp_path):
         (tmp_path / "text").write_text("neither a binary nor a script\n")
         (tmp_path / "text").chmod(0o755)
         found = program("run", tmp_path / "text")
@@ -905,7 +905,7 @@ def test_a_reader_that_goes_away(weights):
     assert "Traceback" not in found.stderr
 
 
-def test_a_reader_that_is_not_there(weights):
+def test_a_missing_reader(weights):
     """A closed pipe or a closed output causes no traceback, and does not give the exit code of a bad file."""
     command = f"{sys.executable} -m pagestream info {weights}"
     for redirected, code in ((f"({command}; echo $? >&2) | true", 141), (f"{command} >&-; echo $? >&2", 0)):

@@ -72,7 +72,7 @@ def test_the_mount_of_a_path(tmp_path):
             assert mount["read_ahead_kb"] == str(expected.read_ahead_bytes >> 10)
 
 
-def test_a_path_that_is_not_there(tmp_path):
+def test_a_missing_path(tmp_path):
     found = CliRunner().invoke(app, ["env", str(tmp_path / "missing")])
     assert (found.exit_code, found.stdout) == (2, "")
     assert f"{tmp_path}/missing: No such file or directory" in found.stderr

@@ -45,7 +45,7 @@ def _without_torch(tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.usefixtures("_few_loaders", "_without_torch")
-def test_all_cases_are_measured_and_all_losses_told(tmp_path):
+def test_all_cases_are_measured_and_all_losses_reported(tmp_path):
     real.need_tool("bindfs")
     options = ["--suite", "field", "--quick", "--folder", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, ["bench", *options, "--png", str(tmp_path / "field.png")])
@@ -75,7 +75,7 @@ def test_all_cases_are_measured_and_all_losses_told(tmp_path):
 
 
 @pytest.mark.usefixtures("_few_loaders")
-def test_a_slow_loader_is_told_from_one_that_leaves_tensors_out(tmp_path, monkeypatch):
+def test_a_slow_loader_is_distinguished_from_one_that_skips_tensors(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "_MOST_SECONDS", 0.0)
     path = str(tmp_path / "model.safetensors")
     safetensors.numpy.save_file({name: np.ones(8, "f4") for name in "abc"}, path)
@@ -94,7 +94,7 @@ def finding(loader, outcome="right", *, is_ours=False, rate=100.0, **figures):
     return suite.Finding("case", loader, outcome, is_ours, [rate], **figures)
 
 
-def test_losses_are_figures_in_which_another_is_better_than_the_best_of_ours():
+def test_losses_are_figures_where_another_library_beats_our_best():
     figures = {"p99_seconds": 0.2, "read_per_byte": 1.0, "cpu_seconds_per_gb": 1.0, "anonymous_bytes": 100}
     ours = [
         finding("stream", is_ours=True, **figures),
@@ -112,7 +112,7 @@ def test_losses_are_figures_in_which_another_is_better_than_the_best_of_ours():
     assert suite.losses([dead, equal]) == ["case: equal ended right, pagestream did not"]
 
 
-def test_a_loader_that_gives_other_bytes_is_told(tmp_path):
+def test_a_loader_that_returns_wrong_bytes_is_reported(tmp_path):
     """The file contains other tokens than expected."""
     np.zeros(1 << 20, "u2").tofile(tmp_path / "tokens.bin")
     asked = {"kind": "tokens", "loader": FEW["tokens"][0], "path": str(tmp_path / "tokens.bin"), "seed": 0}

@@ -84,7 +84,7 @@ class TestIds:
         assert {row["name"] for row in facts("residency", "--tensors", "org/model")} == {"weight", "bias"}
 
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_what_is_not_in_the_cache_can_be_downloaded(self, command, cache):
+    def test_repositories_outside_the_cache_can_be_downloaded(self, command, cache):
         found = pagestream_command(command, "org/model")
         assert found.exit_code == WRONG_USE
         assert found.stderr == (
@@ -92,7 +92,7 @@ class TestIds:
             "download a Hugging Face repository with `hf download org/model`\n"
         )
 
-    def test_a_path_goes_before_an_id(self, cache):
+    def test_a_path_takes_precedence_over_an_id(self, cache):
         downloaded(cache, "org/model")
         os.mkdir("org")
         write_tokens("org/model", [np.arange(64)], dtype="u2", format="megatron")
@@ -109,7 +109,7 @@ def test_ctrl_c_at_the_beginning_leaves_no_traceback(tmp_path):
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "env"])
-def test_a_url_is_no_path(command):
+def test_a_url_is_not_a_path(command):
     found = pagestream_command(command, "s3://bucket/train.bin")
     assert found.exit_code == WRONG_USE
     assert found.stderr == (

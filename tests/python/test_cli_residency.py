@@ -56,7 +56,7 @@ def test_a_pipe_gets_whole_names_and_bars_of_one_width(folder):
         assert re.search(rf"^{name} .* ▕.{{40}}▏$", done.stdout, re.MULTILINE)
 
 
-def test_watch_draws_again_until_ctrl_c_or_for_so_many_rounds(folder, monkeypatch):
+def test_watch_redraws_until_ctrl_c_or_a_number_of_rounds(folder, monkeypatch):
     """The page cache changes between the two pictures."""
     path = str(folder / SHARDS[0])
     changes = iter(["evict", "warm", "Ctrl-C"])
@@ -98,7 +98,7 @@ def test_a_terminal_is_cleared_before_each_picture(folder):
     assert found.startswith("\x1b[2J\x1b[H")
 
 
-def test_bars_take_what_names_leave():
+def test_bars_fill_the_space_that_names_leave():
     assert _fitted(["a/b.bin", "a/c.bin"], 60) == ("", ["a/b.bin", "a/c.bin"], 53)
     assert _fitted([], 60) == ("", [], 60)
 

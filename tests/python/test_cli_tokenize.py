@@ -233,7 +233,7 @@ def test_wrong_use(tmp_path, tokenizer):
         (["1.txt", "x.bin"], "x.idx", "which the tokens would replace"),
     ],
 )
-def test_what_is_not_a_token_file_is_not_replaced(tmp_path, tokenizer, sources, out, told):
+def test_only_token_files_are_replaced(tmp_path, tokenizer, sources, out, told):
     for name in ("1.jsonl", "2.jsonl"):
         json_lines(tmp_path / name, STORIES)
     for name in ("1.txt", "1.log", "2", "2.dat", "x.bin"):
@@ -378,7 +378,7 @@ class TestTokenizerPath:
                 with pytest.raises(FileNotFoundError, match=f"or a model in {expected}, such as"):
                     tokenizer_path("no/such")
 
-    def test_paths_go_before_names(self, cache, tmp_path, tokenizer):
+    def test_paths_take_precedence_over_names(self, cache, tmp_path, tokenizer):
         (tmp_path / "org/model").mkdir(parents=True)
         with pytest.raises(FileNotFoundError, match=r"the folder has no tokenizer.json"):
             tokenizer_path("org/model")
@@ -389,7 +389,7 @@ class TestTokenizerPath:
         assert found.exit_code == GOOD, found.output
 
     @pytest.mark.parametrize("name", ["../gpt2", "a/b/c", "a b", "hf/hub/none"])
-    def test_other_texts_are_no_names(self, cache, name):
+    def test_other_texts_are_not_names(self, cache, name):
         with pytest.raises(FileNotFoundError, match="no such tokenizer; expected a tokenizer"):
             tokenizer_path(name)
 
@@ -439,7 +439,7 @@ def test_truncation_and_padding_of_the_tokenizer_are_left_out(tmp_path, tokenize
     assert open_tokens(tmp_path / "out.bin")[:].tolist() == before
 
 
-def test_a_text_that_has_no_tokens(tmp_path):
+def test_a_text_without_tokens(tmp_path):
     made = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
     made.save(str(tmp_path / "tokenizer.json"))
     path = json_lines(tmp_path / "texts.jsonl", ["b"])
@@ -448,7 +448,7 @@ def test_a_text_that_has_no_tokens(tmp_path):
     assert f"tokenizer.json: a text of {path} cannot be encoded" in found.stderr
 
 
-def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
+def test_finished_parts_are_not_made_again(tmp_path, tokenizer):
     """An interrupted run leaves its parts. Another text or another tokenizer makes new ones."""
     paths = [json_lines(tmp_path / f"{number}.jsonl", STORIES) for number in range(3)]
     bad = tmp_path / "3.jsonl"
@@ -496,7 +496,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_text_that_changes_is_not_encoded(tmp_path, tokenizer, change):
+def test_a_changed_text_is_not_encoded(tmp_path, tokenizer, change):
     """A changed text is not encoded, even if the change would cause an error of its own."""
     path = tmp_path / "texts.txt"
     path.write_text("cat\n" * 9)
@@ -513,7 +513,7 @@ def test_a_text_that_changes_is_not_encoded(tmp_path, tokenizer, change):
     assert not list(parts.iterdir())
 
 
-def test_a_text_that_is_replaced_between_two_parts(tmp_path, tokenizer, monkeypatch):
+def test_a_text_replaced_between_two_parts(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(_texts, "PART_BYTES", 8)
     path = tmp_path / "text.txt"
     path.write_text("the cat\n" * 3)
@@ -536,7 +536,7 @@ def test_a_text_that_is_replaced_between_two_parts(tmp_path, tokenizer, monkeypa
 
 
 @pytest.mark.parametrize("lines", ["the cat\n", ""])
-def test_a_text_that_is_replaced_after_its_last_part(tmp_path, tokenizer, monkeypatch, lines):
+def test_a_text_replaced_after_its_last_part(tmp_path, tokenizer, monkeypatch, lines):
     """The parts of the old text are not reused, even if the new text has the same size and times."""
     path, other = tmp_path / "text.txt", tmp_path / "other.txt"
     path.write_text(lines)
@@ -613,7 +613,7 @@ def test_two_runs_with_one_target(tmp_path, tokenizer, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "owner"), [(b"", "another process"), (b"12 elsewhere\n", "process 12 on elsewhere")]
 )
-def test_the_holder_of_the_lock_as_far_as_it_is_known(tmp_path, tokenizer, content, owner):
+def test_the_holder_of_the_lock_is_named_if_known(tmp_path, tokenizer, content, owner):
     path = json_lines(tmp_path / "texts.jsonl", STORIES)
     lock = tmp_path / "out.bin.parts" / _parts_folder._LOCK
     lock.parent.mkdir()
@@ -628,7 +628,7 @@ def test_the_holder_of_the_lock_as_far_as_it_is_known(tmp_path, tokenizer, conte
     assert not lock.parent.exists()
 
 
-def test_a_lock_file_that_the_run_before_removes(tmp_path, tokenizer, monkeypatch):
+def test_a_lock_file_removed_by_the_previous_run(tmp_path, tokenizer, monkeypatch):
     """The previous run may remove the file and its folder after this run has made or opened them."""
     path = json_lines(tmp_path / "texts.jsonl", STORIES)
     folder = tmp_path / "out.bin.parts"
@@ -788,7 +788,7 @@ def test_a_killed_run_is_resumed_at_once(tmp_path, tokenizer):
     assert (facts["parts_made_before"], facts["parts"]) == (1, 3)
 
 
-def test_a_process_that_is_killed(tmp_path, tokenizer):
+def test_a_killed_process(tmp_path, tokenizer):
     with started(tmp_path, tokenizer, 2) as running:
         assert until(lambda: made(tmp_path) > 0)
         workers = [
@@ -861,7 +861,7 @@ def test_types_fit_the_format(tmp_path):
     assert "the vocabulary goes up to 69999, which does not fit in uint16 (up to 65535)" in found.stderr
 
 
-def test_files_of_others_in_the_folder_of_parts_stay(tmp_path, tokenizer):
+def test_foreign_files_in_the_folder_of_parts_stay(tmp_path, tokenizer):
     path = json_lines(tmp_path / "texts.jsonl", STORIES)
     (tmp_path / "out.bin.parts").mkdir()
     (tmp_path / "out.bin.parts" / "part-1.tokens").write_text("of someone")

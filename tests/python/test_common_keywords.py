@@ -54,7 +54,7 @@ def told(call, *arguments, **options):
         ),
     ],
 )
-def test_a_loader_says_what_to_use_in_place_of_a_word(word, advice):
+def test_a_loader_names_the_argument_for_a_foreign_keyword(word, advice):
     message = f"TokenLoader() got an unexpected keyword argument {word!r}: {advice}"
     assert told(TokenLoader, "tokens.bin", **{word: 4}) == message
 
@@ -92,7 +92,7 @@ def test_a_loader_has_advice_for_the_words_of_other_loaders(library):
 
 
 @pytest.mark.frameworks
-def test_every_word_of_the_table_is_told_with_its_advice():
+def test_every_keyword_of_the_table_gets_its_advice():
     """No word in the table is a parameter: the decorator would replace the function's own error by advice."""
     assert len(ADVICE) > 12
     for name, advice in ADVICE.items():
@@ -104,7 +104,7 @@ def test_every_word_of_the_table_is_told_with_its_advice():
 
 
 @pytest.mark.frameworks
-def test_advice_names_arguments_and_functions_that_there_are():
+def test_advice_names_existing_arguments_and_functions():
     named = 0
     for name, advice in ADVICE.items():
         for text in advice.values():

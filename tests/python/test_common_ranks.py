@@ -153,7 +153,7 @@ def test_a_loader_from_before_the_process_group_is_right_if_the_launcher_was(mon
         assert next(before).x[0, 0] == 4
 
 
-def test_a_loader_with_a_batch_taken_goes_on(path, group):
+def test_a_loader_with_a_batch_taken_continues(path, group):
     """The first batch decides whether the rank was right. A process group for another purpose may follow."""
     with loader(path) as before:
         next(before)

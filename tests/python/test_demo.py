@@ -169,7 +169,7 @@ def test_a_damaged_file_is_made_again(workplace):
 
 
 @pytest.mark.usefixtures("runs")
-def test_other_settings_are_not_mixed_up(workplace):
+def test_a_model_of_other_settings_is_not_reused(workplace):
     result = workplace.run("--steps", "2", *STOP_AFTER_TRAINING)
     assert result.stdout.count(FOUND) == 1
     assert "trained: 2 steps" in result.stdout
@@ -210,7 +210,7 @@ def test_a_file_that_stays_in_the_page_cache_is_not_called_cold(tmp_path):
 
 
 @pytest.mark.usefixtures("_demo_modules")
-def test_a_disk_without_room_is_said_in_a_sentence(tmp_path):
+def test_a_full_disk_is_reported_in_a_sentence(tmp_path):
     import compare_cold
     from files import DemoError
 
@@ -248,7 +248,7 @@ def test_wrong_batches_are_found():
             token_batches.check(content, (8, 16), name, [batch])
 
 
-def test_too_few_files_is_said_in_a_sentence(tmp_path):
+def test_too_few_files_are_reported_in_a_sentence(tmp_path):
     result = Workplace(tmp_path).run("--max-files", "5")
     assert result.returncode == 1
     assert "at least 20 are needed" in result.stderr

@@ -103,7 +103,7 @@ def test_parts_are_those_of_torch(path, tensors, late, monkeypatch, index):
     assert sum(late.copied) == (0 if "[" in str(index) else nbytes)
 
 
-def test_parts_that_are_out_of_range_are_refused(path, late):
+def test_parts_out_of_range_are_refused(path, late):
     with safe_open(path, "pt", "cuda") as file:
         for index in (3000, [3000], np.s_[:, [0, 700]]):
             with pytest.raises(SliceError):
@@ -145,7 +145,7 @@ def test_tensors_on_meta_are_not_read(path, tensors, monkeypatch):
     assert load_file(path, "meta")["large"].is_meta
 
 
-def test_what_is_read_ahead_into_memory_goes_to_the_device(tmp_path, tensors, path, late):
+def test_bytes_read_ahead_into_memory_go_to_the_device(tmp_path, tensors, path, late):
     """On a mount without a page cache, read-ahead goes into the process's own memory."""
     slow = real.slow_fuse(path.parent, tmp_path / "mount", delay_ms=1, direct_io=True)
     with slow as mount, safe_open(mount.path / path.name, "pt", "cuda") as file:
@@ -200,7 +200,7 @@ def test_an_interrupt_before_copies_are_waited_for_is_raised_after_them(path, la
     assert late._reading == []
 
 
-def test_other_devices_get_a_copy_of_memory_of_its_own(path, tensors, late, monkeypatch):
+def test_other_devices_get_a_copy_with_its_own_memory(path, tensors, late, monkeypatch):
     monkeypatch.setattr(DeviceTensors, "_staged_for", lambda *_: None)
     with safe_open(path, "pt", "xpu") as file:
         for name, tensor in tensors.items():
@@ -236,7 +236,7 @@ def test_cached_pieces_are_read_by_several_threads(path, tmp_path):
     assert starts == [0, 3]
 
 
-def test_memory_that_cannot_be_page_locked_serves_as_well(path, tensors, late, monkeypatch):
+def test_memory_that_cannot_be_page_locked_works_too(path, tensors, late, monkeypatch):
     def refuse(_):
         message = "no more locked memory"
         raise RuntimeError(message)
@@ -297,13 +297,13 @@ def test_the_environment_bounds_staging(path, staged, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"ahead": 1 << 20}, {"ahead": False}, {"raw": True}])
-def test_options_that_staging_has_not_take_the_other_way(path, staged, options):
+def test_options_that_rule_out_staging_load_without_it(path, staged, options):
     found = load_file(path, "meta", **options)
     assert all(tensor.is_meta for tensor in found.values())
     assert staged == []
 
 
-def test_read_ahead_that_is_off_is_off_for_devices(path, staged, monkeypatch):
+def test_disabled_read_ahead_is_off_for_devices_too(path, staged, monkeypatch):
     monkeypatch.setenv("PAGESTREAM_AHEAD", "off")
     assert all(tensor.is_meta for tensor in load_file(path, "meta").values())
     assert staged == []

@@ -345,7 +345,7 @@ def test_bytes_and_streams_that_were_read_already_give_fake_tensors(path, tensor
         assert facts(load(path.read_bytes())) == facts(dict(stream)) == described(expected, "cpu")
 
 
-def test_a_stream_goes_on_with_bytes_where_the_mode_ends(path, tensors):
+def test_a_stream_continues_with_bytes_after_the_mode_ends(path, tensors):
     expected = in_order_of(path, tensors)
     with FakeTensorMode():
         stream = stream_checkpoint(path, device="cpu")

@@ -69,7 +69,7 @@ def test_shards_load_by_distributed_checkpoint(tmp_path):
         assert f"rank {rank} holds {held} elements; the sum of all is {total:.6g}" in printed
 
 
-def test_transformers_loads_by_ours(tmp_path):
+def test_transformers_loads_through_pagestream(tmp_path):
     printed = output_of(tmp_path, PROGRAMS / "transformers_install.py")
     assert "from_pretrained used pagestream" in printed
     assert "parameters are equal" in printed
@@ -155,7 +155,7 @@ def test_nanogpt_trains(nanogpt):
     assert (folder / "out/ckpt.pt").exists()
 
 
-def test_nanogpt_has_the_lines_of_its_readme_alone():
+def test_nanogpt_differs_by_the_lines_of_its_readme_alone():
     """The script differs from upstream's exactly by the lines that its README shows."""
     readme = (EXAMPLES / "nanogpt/README.md").read_text()
     difference = re.search(r"^```diff\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)[1].splitlines()

@@ -39,7 +39,7 @@ def source(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", EXIT_CODES)
-def test_a_process_leaves_while_reads_are_under_way(source, tmp_path, way):
+def test_a_process_exits_while_reads_are_in_flight(source, tmp_path, way):
     """The kernel ends a process only after its reads complete. The test holds these until the process
     exits."""
     with real.slow_fuse(source, tmp_path / "slow", direct_io=True) as slow:

@@ -157,7 +157,7 @@ def test_a_signal_that_is_ignored_stays_ignored(big_file):
         ("faulthandler", "faulthandler anew"),
     ],
 )
-def test_a_fault_that_is_not_ours_still_kills_and_faulthandler_still_reports(big_file, handlers):
+def test_a_foreign_fault_still_kills_and_faulthandler_still_reports(big_file, handlers):
     """A truncated `mmap` of the standard library is not ours. The fault must kill, not loop forever."""
     code = PROGRAMS / "faults/a_foreign_fault_kills.py"
     done = run_python(code, big_file, *handlers)

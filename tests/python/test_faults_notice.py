@@ -19,13 +19,13 @@ def test_a_notice_that_was_caught_is_not_raised_again(big_file):
     assert output_of(code, big_file) == "True False ['KeyError']"
 
 
-def test_a_hook_that_was_there_gets_what_it_got_before(big_file):
+def test_an_earlier_hook_gets_the_same_calls_as_before(big_file):
     code = PROGRAMS / "faults_notice/a_hook_gets_what_it_got_before.py"
     assert output_of(code, big_file) == "MappedReadError KeyError"
 
 
 @pytest.mark.parametrize("wait", ["join", "queue", "lock", "condition"])
-def test_a_main_thread_that_waits_for_a_worker_hears_of_it_at_once(big_file, wait):
+def test_a_main_thread_that_waits_for_a_worker_gets_the_notice_at_once(big_file, wait):
     """The worker continues only after the main thread has the notice, or gives up after a minute."""
     code = PROGRAMS / "faults_notice/a_main_thread_that_waits_hears_of_it.py"
     assert output_of(code, big_file, wait) == "True []"

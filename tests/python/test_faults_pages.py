@@ -47,7 +47,7 @@ def swap():
 
 
 @pytest.mark.usefixtures("swap")
-def test_what_was_written_stays_when_it_is_in_swap(tmp_path):
+def test_written_pages_in_swap_stay(tmp_path):
     """A page in swap is not in memory, but it can still be read."""
     source = tmp_path / "source"
     source.mkdir()
@@ -58,7 +58,7 @@ def test_what_was_written_stays_when_it_is_in_swap(tmp_path):
 
 
 @pytest.mark.usefixtures("swap")
-def test_and_so_where_all_of_the_storage_is_gone(tmp_path):
+def test_written_pages_in_swap_stay_if_the_storage_is_gone(tmp_path):
     """The file then counts as truncated at the first page that fails."""
     code = PROGRAMS / "faults_pages/what_was_written_stays_where_the_storage_is_gone.py"
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
@@ -108,6 +108,6 @@ def test_a_page_of_hugetlbfs_is_replaced_whole(huge_pages, mode):
     assert output_of(code, huge_pages, mode) == "True 0 0"
 
 
-def test_and_so_in_a_writable_mapping(huge_pages):
+def test_a_page_of_hugetlbfs_is_replaced_whole_in_a_writable_mapping(huge_pages):
     code = PROGRAMS / "faults_pages/a_huge_page_is_replaced_in_a_writable_mapping.py"
     assert output_of(code, huge_pages) == "7 0 1"

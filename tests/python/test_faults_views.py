@@ -33,7 +33,7 @@ def test_an_array_of_a_cut_file_raises_where_it_is_used_and_from_then_on(big_fil
     assert output_of(code, big_file, mode) == "once"
 
 
-def test_an_array_that_is_gone_when_its_use_is_over_raises_as_well(big_file, mode):
+def test_an_array_freed_right_after_its_use_raises_too(big_file, mode):
     code = PROGRAMS / "faults_views/an_array_that_is_gone_raises.py"
     assert output_of(code, big_file, mode) == "raised"
 
@@ -80,7 +80,7 @@ def test_a_cut_costs_one_mapping_in_whatever_order_pages_are_used(tmp_path, mode
     assert int(output_of(code, path, mode, order)) <= 3  # NumPy and malloc have some of their own
 
 
-def test_a_cut_costs_few_mappings_where_the_kernel_does_not_tell_what_is_in_memory(big_file):
+def test_a_cut_costs_few_mappings_without_residency_information(big_file):
     """To a user without write permission, the kernel reports that the whole file is in memory."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
@@ -121,7 +121,7 @@ def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(tmp_path,
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path, way):
+def test_a_cut_file_hands_out_no_more_arrays(tmp_path, way):
     """Requests for other tensors of the file raise. `load_file` finds the file too short."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
@@ -138,7 +138,7 @@ def test_zeros_of_the_last_page_are_not_handed_out(tmp_path, way):
     assert str(path) in output_of(code, path, way, **torch_if(way in TORCH_WAYS))
 
 
-def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path):
+def test_no_second_array_is_made_of_memory_handed_out_before(tmp_path):
     """The file is closed. The object that holds the first array's memory refuses."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
@@ -146,7 +146,7 @@ def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path):
     assert output_of(code, path) == "2"
 
 
-def test_threads_that_use_a_cut_file_go_on_and_the_main_thread_hears_of_it(big_file, mode):
+def test_threads_that_use_a_cut_file_continue_and_the_main_thread_gets_the_error(big_file, mode):
     code = PROGRAMS / "faults_views/threads_that_use_a_cut_file_go_on.py"
     assert output_of(code, big_file, mode) == "4"
 
@@ -195,14 +195,14 @@ def test_without_a_guard_of_views_a_cut_file_ends_the_process(big_file, guard):
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
-def test_a_mapping_of_somebody_else_is_not_guarded(big_file):
+def test_a_foreign_mapping_is_not_guarded(big_file):
     """This holds even at an address where one of our mappings was before."""
     code = PROGRAMS / "faults_views/a_mapping_of_somebody_else_is_not_guarded.py"
     done = run_python(code, big_file, "shared")
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
-def test_of_many_mappings_the_right_one_is_damaged(tmp_path):
+def test_the_damaged_mapping_is_found_among_many(tmp_path):
     """There are more mappings than one chunk of slots can hold."""
     code = PROGRAMS / "faults_views/of_many_mappings_the_right_one_is.py"
     assert output_of(code, tmp_path) == "right"
@@ -218,7 +218,7 @@ def test_pages_that_a_disk_cannot_read_are_replaced_and_no_others(tmp_path):
         assert output_of(code, slow.path / "f") == "raised"
 
 
-def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path):
+def test_pages_written_beside_an_unreadable_page_stay(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
@@ -227,7 +227,7 @@ def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path):
         assert output_of(code, slow.path / "f") == "True"
 
 
-def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path):
+def test_cached_pages_stay_if_all_of_the_storage_is_gone(tmp_path):
     """The server died. As with a truncated file, the last page cannot be read either."""
     if os.geteuid() != 0:
         real.missing("root, to unmount")
@@ -248,7 +248,7 @@ def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path):
     assert (process.returncode, output.split()) == (0, ["1", "True"])
 
 
-def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path):
+def test_a_restored_file_can_be_mapped_again(tmp_path):
     """`refresh` makes a mapping without the zeros. Arrays on the old mapping keep them."""
     path = tmp_path / "f"
     np.ones(1 << 16, "u8").tofile(path)
@@ -277,20 +277,20 @@ def test_opening_and_closing_leaves_no_slot_taken(tmp_path):
     assert int(output_of(code, tmp_path / "f")) < 512
 
 
-def test_a_page_that_can_be_read_after_all_is_left_as_it_is(big_file, mode):
+def test_a_page_that_turns_out_to_be_readable_stays(big_file, mode):
     """Another thread may have replaced the page, or the storage may have recovered."""
     code = PROGRAMS / "faults_views/a_page_that_can_be_read_is_left.py"
     assert output_of(code, big_file, mode) == str(2 << 20)
 
 
-def test_a_page_that_faults_for_ever_is_replaced_in_the_end(big_file):
+def test_a_page_that_keeps_faulting_is_replaced_in_the_end(big_file):
     """Each mapping counts its own attempts, even in a table slot that another mapping used before."""
     code = PROGRAMS / "faults_views/a_page_that_faults_for_ever_is_replaced.py"
     assert output_of(code, big_file, "shared") == "1024"
 
 
 @pytest.mark.parametrize("cause", [1, 3, -1], ids=["alignment", "hardware", "by hand"])
-def test_a_bus_error_of_another_kind_goes_to_the_handler_before(big_file, cause):
+def test_a_bus_error_of_another_kind_goes_to_the_earlier_handler(big_file, cause):
     """This holds even if the address is in one of our mappings and cannot be read."""
     code = PROGRAMS / "faults_views/a_bus_error_of_another_kind_goes_on.py"
     assert output_of(code, big_file, "shared", cause) == "heard"
@@ -309,24 +309,24 @@ def test_the_rest_of_the_last_page_counts_as_well(tmp_path, mode):
     assert output_of(code, path, mode) == "4096 4144"
 
 
-def test_two_files_that_are_cut_at_a_time_are_one_exception(tmp_path):
+def test_two_files_cut_at_the_same_time_raise_one_exception(tmp_path):
     code = PROGRAMS / "faults_views/two_files_that_are_cut_at_a.py"
     assert output_of(code, tmp_path) == "True True"
 
 
-def test_of_many_files_that_are_cut_at_a_time_a_few_are_named(tmp_path):
+def test_the_exception_names_a_few_of_many_cut_files(tmp_path):
     code = PROGRAMS / "faults_views/of_many_files_that_are_cut_at.py"
     assert output_of(code, tmp_path) == "6 and 34 more files"
 
 
-def test_a_file_in_the_place_of_one_that_was_cut_is_told_as_well(tmp_path):
+def test_a_file_in_the_slot_of_a_cut_file_is_reported_too(tmp_path):
     """The new file takes the same slot in the table of mappings."""
     code = PROGRAMS / "faults_views/a_file_in_the_place_of_one.py"
     assert output_of(code, tmp_path).split() == ["True"] * 3
 
 
 @pytest.mark.parametrize("place", ["min", "max"], ids=["below ours", "above ours"])
-def test_a_mapping_of_somebody_else_beside_ours_is_not_guarded(big_file, place):
+def test_a_foreign_mapping_beside_ours_is_not_guarded(big_file, place):
     code = PROGRAMS / "faults_views/a_mapping_beside_ours_is_not_guarded.py"
     other = big_file.with_name("other")
     other.write_bytes(big_file.read_bytes())
@@ -381,7 +381,7 @@ def test_in_read_mode_no_handler_is_installed(tmp_path):
     assert found == "read: none, auto: none, shared: ours"
 
 
-def test_without_a_guard_nothing_is_told_of_writes(tmp_path):
+def test_without_a_guard_writes_are_not_reported(tmp_path):
     path = tmp_path / "weights.safetensors"
     save_file({"x": np.arange(5000)}, path)
     program = PROGRAMS / "faults_views/a_write_to_read_only_memory.py"

@@ -27,7 +27,7 @@ def test_a_direct_io_mount_refuses_shared_and_is_mapped_private(direct_mount):
     assert np.array_equal(np.frombuffer(f, "u4"), np.arange(50_000))
 
 
-def test_shared_asked_for_on_a_direct_io_mount_is_an_error_that_says_what_to_do(direct_mount):
+def test_requesting_shared_on_a_direct_io_mount_is_an_error_with_advice(direct_mount):
     (direct_mount / "f").write_bytes(CONTENT)
     with pytest.raises(OSError, match=r'MAP_SHARED.*mode "auto" or "private"') as caught:
         MappedFile(direct_mount / "f", mode="shared")
@@ -126,7 +126,7 @@ def test_a_pinned_mode_raises_the_errno(token_file, mode):
         ("ENOTCONN", "1+", "MappedReadError ENOTCONN"),
     ],
 )
-def test_positioned_reads_retry_what_passes_and_raise_what_does_not(token_file, error, when, expected):
+def test_positioned_reads_retry_transient_errors_and_raise_permanent_ones(token_file, error, when, expected):
     # Opening in "read" mode reads the last byte, and the first injected error would hit that read. Here
     # another mode opens the file and the guard is off, so that read() makes the first pread.
     code = PROGRAMS / "files_modes/positioned_reads_retry_what_passes_and_raise.py"

@@ -210,7 +210,7 @@ def test_a_range_outside_the_file_is_a_value_error_that_names_the_size(token_fil
 
 
 @pytest.mark.parametrize("number", [-1, 2**64, 2**80])
-def test_numbers_that_are_no_offsets_are_refused(token_file, number):
+def test_invalid_offsets_are_refused(token_file, number):
     f = MappedFile(token_file)
     for use in (f.read, f.view, f.residency, lambda offset: f.read_into(bytearray(1), offset)):
         with pytest.raises(OverflowError):
@@ -272,12 +272,12 @@ def test_importing_pagestream_imports_neither_torch_nor_safetensors():
 
 
 @pytest.mark.parametrize("mode", ["auto", "read"])
-def test_a_file_with_a_write_lease_is_waited_for_as_open_does(token_file, mode):
+def test_opening_waits_for_a_write_lease_as_open_does(token_file, mode):
     code = PROGRAMS / "files_open/a_file_with_a_lease_opens.py"
     assert output_of(code, token_file, mode) == "8192"
 
 
-def test_and_so_in_the_folder_of_a_checkpoint(tmp_path):
+def test_opening_a_checkpoint_waits_for_a_write_lease(tmp_path):
     save_file({"x": np.ones(10, "f4")}, tmp_path / "a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors"}}')
     code = PROGRAMS / "files_open/a_checkpoint_with_a_lease_opens.py"

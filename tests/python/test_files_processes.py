@@ -41,7 +41,7 @@ class Subclass(MappedFile):
     """A subclass as a user might define it."""
 
 
-def test_a_subclass_stays_one_with_what_it_holds(token_file):
+def test_a_subclass_and_its_attributes_survive_pickling(token_file):
     f = Subclass(token_file)
     f.note = "mine"
     again = pickle.loads(pickle.dumps(f))
@@ -58,7 +58,7 @@ def test_another_process_reads_it(token_file, method):
     assert process != os.getpid()
 
 
-def test_a_fork_goes_on_using_what_is_open(token_file):
+def test_a_fork_keeps_using_open_files(token_file):
     """The child does not reopen the file: on FUSE, that would drop its page cache."""
     f = MappedFile(token_file)
     array = np.frombuffer(f, "u2")
@@ -115,7 +115,7 @@ def test_reading_lets_other_threads_run(tmp_path):
         f.close()
 
 
-def test_letting_go_of_the_last_reference_lets_other_threads_run(tmp_path):
+def test_dropping_the_last_reference_lets_other_threads_run(tmp_path):
     """Closing a file on a stopped FUSE daemon waits for the daemon. Python must not wait."""
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         held = [MappedFile(mount / "f")]

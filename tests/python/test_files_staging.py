@@ -33,7 +33,7 @@ def test_it_is_zeroed_aligned_and_writable(nbytes, shared):
     assert bytes(buffer) == b"\3" * nbytes
 
 
-def test_more_than_there_is_is_an_error():
+def test_more_memory_than_the_machine_has_is_an_error():
     for nbytes in (1 << 60, 2**64 - 1):
         with pytest.raises(OSError, match=f"{nbytes} bytes were asked for") as caught:
             StagingBuffer(nbytes)
@@ -244,7 +244,7 @@ def test_growing_does_not_erase_what_another_process_wrote():
     assert np.frombuffer(one, "u1")[200] == 7
 
 
-def test_growing_less_than_another_process_did_is_growing_all_the_same():
+def test_growing_by_less_than_another_process_did_is_allowed():
     one = StagingBuffer(PAGE, shared=True)
     other = twin(one)
     other.resize(MIB)
@@ -299,7 +299,7 @@ def test_nothing_moves_under_a_tensor(verb):
 
 
 @pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
-def test_nothing_moves_once_an_array_was_made_that_says_nothing_when_it_dies(verb):
+def test_nothing_moves_under_an_array_whose_end_is_unknown(verb):
     """`np.ndarray(buffer=…)` releases its view at once, but keeps the given buffer."""
     buffer = StagingBuffer(PAGE, shared=True)
     array = np.ndarray(PAGE, "u1", buffer)

@@ -251,7 +251,7 @@ def test_residencies_can_be_compared(token_file):
     assert f.residency() == f.residency()
 
 
-def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount):
+def test_unknown_residency_is_not_a_number(cached_mount):
     """FUSE lacks RWF_NOWAIT, and the kernel reports no residency to a user without write permission."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
@@ -464,7 +464,7 @@ def test_its_text_tells_path_size_and_mode(token_file):
 @pytest.mark.frameworks
 @pytest.mark.parametrize("maker", ["ndarray", "ndarray of a memoryview", "torch", "frombuffer", "view"])
 @pytest.mark.parametrize("end", ["close", "refresh", "close after refresh", "with", "delete"])
-def test_what_was_made_of_the_file_stays_valid_until_it_dies(random_file, tmp_path, maker, end):
+def test_objects_made_from_the_file_stay_valid(random_file, tmp_path, maker, end):
     """NumPy and torch keep the object and release its buffer."""
     path = tmp_path / "f"
     path.write_bytes(random_file.read_bytes())
@@ -476,7 +476,7 @@ def test_words_of_advice_are_those_of_the_core():
     assert get_args(Advice) == _native.ADVICE
 
 
-def test_to_sample_residency_leaves_the_advice_of_a_descriptor_alone(big_file, tmp_path):
+def test_sampling_residency_keeps_the_advice_of_a_descriptor(big_file, tmp_path):
     """Another thread may be reading at random, so read-ahead must never be switched on in between."""
     if os.geteuid() != 0:
         real.missing("root, to become another user, to whom the kernel does not tell residency")

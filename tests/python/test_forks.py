@@ -24,7 +24,7 @@ def shards(tmp_path):
 
 @pytest.mark.parametrize("program", ["batches", "close", "tensors", "staging"])
 @pytest.mark.stress
-def test_a_child_can_go_on_with_what_its_parents_threads_use(shards, program):
+def test_a_child_can_use_the_objects_of_its_parents_threads(shards, program):
     output = output_of(PROGRAMS / f"forks/{program}.py", shards)
     found, count = output.splitlines()[-1].split()
     assert found == count, output

@@ -13,15 +13,15 @@ MAX_WALK_LINES = 3_500
 MAX_WALK_FILES = 25
 
 
-def test_rust_files_of_a_room_form_no_circle():
+def test_rust_files_of_a_room_form_no_cycle():
     assert house.circles(house.rust_edges()) == []
 
 
-def test_python_files_form_no_circle():
+def test_python_files_form_no_cycle():
     assert house.circles(house.python_edges()) == []
 
 
-def test_a_circle_is_found_and_named():
+def test_a_cycle_is_found_and_named():
     edges = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
     assert house.circles(edges) == [["b", "c"]]
     assert house.circles({"a": {"b"}, "b": {"a", "c"}, "c": {"a"}}) == [["a", "b", "c"]]

@@ -326,12 +326,12 @@ def test_batches_may_be_written_to(token_file):
         ({"batch_size": 1 << 20, "rank": 0, "world_size": 1 << 20, "epochs": None}, "2\\^32"),
     ],
 )
-def test_arguments_that_are_refused(token_file, options, message):
+def test_invalid_arguments_are_refused(token_file, options, message):
     with pytest.raises(ValueError, match=message):
         loader_of(token_file, **options)
 
 
-def test_arguments_that_are_no_integers(token_file):
+def test_arguments_that_are_not_integers(token_file):
     for name in ("sequence_length", "batch_size", "seed", "epochs", "threads"):
         with pytest.raises(TypeError):
             loader_of(token_file, **{name: 1.5})
@@ -409,7 +409,7 @@ def test_a_loader_goes_on_in_a_fork_of_its_process(token_file):
         assert found == firsts([next(loader) for _ in range(3)])
 
 
-def test_ctrl_c_is_heard_and_the_loader_goes_on(token_file):
+def test_ctrl_c_interrupts_and_the_loader_continues(token_file):
     code = PROGRAMS / "loader/ctrl_c_is_heard_and_the_loader_goes_on.py"
     command = [sys.executable, str(code), str(token_file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -445,7 +445,7 @@ def test_threads_may_share_a_loader(token_file):
     assert sorted(seen) == sorted(list(range(0, 4080, 16)) * 4)
 
 
-def test_metrics_count_what_was_done(tmp_path):
+def test_metrics_count_the_work_done(tmp_path):
     path = tmp_path / "tokens.bin"
     np.zeros(1 << 22, "u2").tofile(path)
     with TokenLoader(path, sequence_length=1024, batch_size=8, epochs=1) as loader:

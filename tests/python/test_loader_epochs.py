@@ -71,7 +71,7 @@ def test_the_length_is_the_number_of_batches_of_a_loop(path, epochs, drop_last):
             assert sum(1 for _ in loader) == len(loader)
 
 
-def test_a_loop_that_was_left_goes_on_in_the_next(path):
+def test_a_loop_that_was_left_continues_in_the_next(path):
     with loader_of(path, drop_last=False) as loader, loader_of(path, drop_last=False) as other:
         whole = [batches_of(other) for _ in range(2)]
         first = [firsts(x) for _, (x, _) in zip(range(3), loader, strict=False)]
@@ -123,7 +123,7 @@ def test_a_trainer_that_counts_by_length_gets_whole_epochs(path):
 
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_state_of_any_step_goes_on_exactly(path, epochs, drop_last):
+def test_a_state_of_any_step_resumes_exactly(path, epochs, drop_last):
     options = {"epochs": epochs, "drop_last": drop_last}
     with loader_of(path, **options) as loader:
         states, seen = [], []

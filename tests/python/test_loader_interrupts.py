@@ -204,7 +204,7 @@ def test_a_loader_is_closed_by_a_real_signal_in_its_loop(path):
             assert host_batches(loader)._pipeline is None
 
 
-def test_a_handler_cannot_go_on_with_what_it_interrupts(path):
+def test_a_handler_cannot_use_the_loader_it_interrupts(path):
     with sequential(TokenLoader, path) as loader:
         next(loader)
         state = loader.state_dict()

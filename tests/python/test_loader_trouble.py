@@ -78,7 +78,7 @@ def test_a_state_is_loaded_while_another_thread_waits(tmp_path):
 
 @pytest.mark.parametrize("mode", ["shared", "read"])
 @pytest.mark.parametrize("trouble", ["unlink", "replace"])
-def test_a_file_that_is_not_there_for_the_next_epoch_is_an_error(tmp_path, mode, trouble):
+def test_a_file_missing_for_the_next_epoch_is_an_error(tmp_path, mode, trouble):
     path = tmp_path / "tokens.bin"
     write(path, 2000).close()
     corpus = open_tokens(path, dtype="uint32", mmap_mode=mode)
@@ -133,7 +133,7 @@ def test_a_source_of_a_mixture_that_repeats_is_looked_at_when_its_own_epoch_begi
 
 @pytest.mark.parametrize("dtype", ["raw", "int64"])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes(tmp_path, dtype, rows):
+def test_no_batch_of_a_rewritten_file_is_handed_out_despite_cached_attributes(tmp_path, dtype, rows):
     """The mount keeps attributes valid for an hour, and the new content has the same length."""
     source = tmp_path / "source"
     source.mkdir()
@@ -166,7 +166,7 @@ def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes
 SMALL_FILES = PROGRAMS / "loader_trouble/small_files.py"
 
 
-def test_each_file_of_an_unmapped_batch_is_asked_about_once(tmp_path):
+def test_each_file_of_an_unmapped_batch_is_checked_once(tmp_path):
     # This counts calls, not requests to a mount, because the kernel answers some calls itself.
     # AT_STATX_FORCE_SYNC queries the server. The number of other calls depends on the threads.
     log, folder = tmp_path / "log", tmp_path / "tokens"
@@ -222,7 +222,7 @@ def test_forks_of_a_process_that_opens_and_closes_files(tmp_path):
     assert output_of(FORKS, tmp_path) == "all came back"
 
 
-def test_what_is_asked_for_ahead_has_a_limit(tmp_path):
+def test_read_ahead_has_a_limit(tmp_path):
     corpus = write(tmp_path / "tokens.bin", 100)
     with TokenLoader(corpus, sequence_length=LENGTH, batch_size=4, epochs=None, lookahead=10**9) as loader:
         for _ in range(200):
@@ -284,7 +284,7 @@ def test_a_type_may_be_numpys_own(tmp_path, dtype):
     assert TokenDataset(corpus, LENGTH, dtype=dtype)[0][0].numpy().dtype == np.int32
 
 
-def test_what_cannot_be_let_go_of_is_refused(tmp_path):
+def test_drop_behind_without_effect_is_refused(tmp_path):
     path = tmp_path / "tokens.bin"
     np.zeros(1000, "u2").tofile(path)
     options = {"sequence_length": LENGTH, "batch_size": 1}
@@ -296,7 +296,7 @@ def test_what_cannot_be_let_go_of_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "error", "told"), [("mapped", ValueError, "'mapped'"), (3, TypeError, "3")])
-def test_a_mode_that_there_is_not_is_named_as_it_was_given(tmp_path, mode, error, told):
+def test_an_unknown_mode_is_named_as_given(tmp_path, mode, error, told):
     write(tmp_path / "tokens.bin", 10)
     words = 'must be "auto", "shared", "private" or "read", not'
     with pytest.raises(error, match=f"^mmap_mode {words} {told}"):
@@ -329,7 +329,7 @@ def test_half_of_a_place_among_ranks_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("state", [None, [1], {"version": 1}])
-def test_what_is_no_state_is_refused_and_changes_nothing(tmp_path, state):
+def test_an_invalid_state_is_refused_and_changes_nothing(tmp_path, state):
     corpus = write(tmp_path / "tokens.bin", 100)
     with TokenLoader(corpus, sequence_length=LENGTH, batch_size=1, order="sequential") as loader:
         next(loader)
@@ -349,7 +349,7 @@ def test_a_loader_is_neither_copied_nor_pickled(tmp_path):
     assert loader.metrics().threads == 0
 
 
-def test_a_file_that_was_rewritten_just_before_it_is_opened_is_the_one_that_is_read(tmp_path):
+def test_a_file_rewritten_just_before_it_is_opened_is_read_anew(tmp_path):
     """The kernel caches the previous attributes for an hour."""
     source = tmp_path / "source"
     source.mkdir()

@@ -128,7 +128,7 @@ def test_the_type_hints_of_every_public_callable_can_be_evaluated():
     assert found["pagestream.TensorInfo"]["shape"] == tuple[int, ...]
 
 
-def test_importing_it_waits_for_nothing_that_is_not_used_yet():
+def test_importing_it_imports_no_unused_module():
     code = """
 import sys
 import pagestream
@@ -167,7 +167,7 @@ print(len(found), len(set(found)))
     assert output_of(code) == "8 1"
 
 
-def test_a_name_that_there_is_not_is_told_as_any_module_does():
+def test_an_unknown_name_raises_the_usual_error_of_a_module():
     with pytest.raises(AttributeError, match="module 'pagestream' has no attribute 'open_token'"):
         _ = pagestream.open_token
     with pytest.raises(ImportError, match="cannot import name 'open_token' from 'pagestream'"):

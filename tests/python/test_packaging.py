@@ -78,7 +78,7 @@ def pip_for(python, *arguments, **options):
     return run(sys.executable, "-m", "pip", "--python", python, *arguments, **options)
 
 
-def test_the_sdist_has_what_builds_it_and_no_more(sdist):
+def test_the_sdist_contains_the_build_files_and_no_more(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {

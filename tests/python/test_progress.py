@@ -61,7 +61,7 @@ def test_a_function_is_called_on_each_rank(big_file, monkeypatch):
     assert seen[-1] == (16 << 20, 16 << 20)
 
 
-def test_all_long_work_draws(tmp_path, capfd):
+def test_every_long_operation_draws_a_bar(tmp_path, capfd):
     write_tokens(tmp_path / "t.bin", np.arange(1000), dtype="u2", progress=True)
     save_file({"a": np.zeros(1000, "f4")}, tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path / "model.safetensors") as weights:

@@ -177,7 +177,7 @@ def test_grain_reads_each_window_once_and_goes_on_from_a_checkpoint(path, pipeli
     assert windows(again) == rest
 
 
-def test_grain_takes_the_source_for_one_of_its_own(path):
+def test_grain_accepts_the_source_as_its_own(path):
     import grain
 
     from grain_source import TokenSource
@@ -258,7 +258,7 @@ def test_megatron_batches_are_those_of_its_gpt_dataset(tmp_path, create_attentio
 
 
 @pytest.mark.timeout(3000)
-def test_megatron_ranks_stop_and_go_on_at_another_number(tmp_path, path):
+def test_megatron_ranks_stop_and_resume_with_another_number(tmp_path, path):
     paths = f"{RECIPES}:{os.environ.get('PYTHONPATH', RECIPES)}"
     options = {"with_torch": True, "has_brief_end": True, "PYTHONPATH": paths, **GLOO}
     output_of(MEGATRON_RANKS, path, tmp_path / "out", **options)
@@ -532,7 +532,7 @@ def fitted(tokens, folder, *, batch_size=5, ckpt_path=None, validated=None, **li
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 class TestLightning:
-    def test_goes_on_in_the_middle_of_an_epoch(self, path, tmp_path):
+    def test_resumes_in_the_middle_of_an_epoch(self, path, tmp_path):
         whole = fitted(path, tmp_path / "whole", batch_size=5, max_epochs=2)
         assert_once_each(whole[:WINDOWS])
         assert_once_each(whole[WINDOWS:])
@@ -544,7 +544,7 @@ class TestLightning:
             resumed = fitted(path, tmp_path / "whole", batch_size=5, ckpt_path=checkpoint, max_epochs=2)
             assert resumed == whole[5 * step :]
 
-    def test_goes_on_at_another_number_of_ranks(self, path, tmp_path, monkeypatch):
+    def test_resumes_with_another_number_of_ranks(self, path, tmp_path, monkeypatch):
         before = fitted(path, tmp_path, batch_size=10, max_steps=4)
         checkpoint = tmp_path / "step=4.ckpt"
         monkeypatch.setenv("WORLD_SIZE", "2")

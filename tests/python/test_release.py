@@ -144,7 +144,7 @@ def test_the_bill_of_materials_and_the_licences_are_up_to_date(made):
         assert (ROOT / name).read_text() == text, f"python .ci/third_party.py writes {name}"
 
 
-def test_a_change_of_a_file_is_seen(third_party, made, tmp_path, monkeypatch, capsys):
+def test_a_changed_file_is_noticed(third_party, made, tmp_path, monkeypatch, capsys):
     for name, text in made.items():
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(third_party, "ROOT", tmp_path)
@@ -236,7 +236,7 @@ def test_files_of_the_repository_are_yaml_where_they_say_so():
     assert "version" not in citation, "the version stands in Cargo.toml alone"
 
 
-def test_an_address_for_reports_stands_in_one_place():
+def test_the_address_for_reports_is_in_one_place():
     """The project has no mail address yet. If it gets one, the address belongs in SECURITY.md."""
     documents = [
         *ROOT.glob("*.md"),
@@ -251,6 +251,6 @@ def test_an_address_for_reports_stands_in_one_place():
     assert "SECURITY.md#how-to-report" in (ROOT / "CODE_OF_CONDUCT.md").read_text()
 
 
-def test_what_builds_a_release_is_valid_shell():
+def test_release_scripts_are_valid_shell():
     for script in ("run", "wheel", "rebuild"):
         subprocess.run(["bash", "-n", ROOT / ".ci" / script], check=True)

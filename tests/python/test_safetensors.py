@@ -81,7 +81,7 @@ ASKING = ["makes_fakes", "_len_torch_dispatch_stack"]
         ("pt", torch.bfloat16, [*ASKING, "array", "over_array", "from_numpy", "view"]),
     ],
 )
-def test_a_plain_tensor_takes_one_native_call_and_few_of_python(tmp_path, framework, dtype, calls):
+def test_a_plain_tensor_takes_one_native_call_and_few_python_calls(tmp_path, framework, dtype, calls):
     """Each further call would add several percent to the time of a small tensor."""
     path, found = tmp_path / "plain.safetensors", []
     safetensors.torch.save_file({"plain": torch.ones(4, 4, dtype=dtype)}, path)
@@ -145,7 +145,7 @@ def test_pairs_of_four_bits_come_as_upstream_gives_them(tmp_path):
         ("pt", "F4", [2, 1], 1),
     ],
 )
-def test_what_a_framework_has_no_tensor_for_is_a_safetensor_error(tmp_path, framework, dtype, shape, nbytes):
+def test_types_that_a_framework_lacks_are_safetensor_errors(tmp_path, framework, dtype, shape, nbytes):
     path = write(tmp_path / "t", weight_file({"t": entry(dtype, shape, 0, nbytes)}, nbytes))
     file = safe_open(path, framework)
     assert file.keys() == ["t"]
@@ -394,7 +394,7 @@ def test_two_arrays_of_a_name_from_one_handle_are_independent_as_upstream(path, 
                     assert (written == 9).all(), "and the first one keeps what was written"
 
 
-def test_a_tensor_that_could_not_be_made_is_not_taken_for_given(path):
+def test_a_tensor_that_failed_does_not_count_as_handed_out(path):
     with safe_open(path, "np") as file:
         with pytest.raises(SafetensorError, match="missing"):
             file.get_tensor("missing")
@@ -431,7 +431,7 @@ def test_threads_that_ask_for_one_array_at_once_get_independent_ones(path, optio
             assert [int(array.max()) for array in arrays] == list(range(threads))
 
 
-def test_an_array_is_what_the_file_has_after_a_part_of_it_was_written(path):
+def test_an_array_equals_the_file_after_a_part_of_it_was_written(path):
     with safe_open(path, "np") as file:
         file.get_slice("matrix")[:2][...] = 9
         np.testing.assert_array_equal(file.get_tensor("matrix"), WEIGHTS["matrix"])
@@ -641,7 +641,7 @@ def test_where_there_are_no_copy_on_write_pages_mode_and_reason_say_so(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["missing", "lone surrogate \udcff"])
-def test_a_name_that_is_not_there_is_an_error_of_its_kind(tmp_path, name):
+def test_a_missing_name_is_an_error_of_its_kind(tmp_path, name):
     path = tmp_path / "f.safetensors"
     safetensors.numpy.save_file({"a": np.zeros(1)}, path)
     with pytest.raises(SafetensorError, match="does not contain tensor"):
@@ -663,7 +663,7 @@ def test_checkpoints_are_equal_to_themselves(tmp_path):
     assert len({one, other}) == 2
 
 
-def test_a_file_without_a_name_is_checked_by_what_it_holds():
+def test_a_file_without_a_name_is_checked_by_its_content():
     """A `memfd_create` file never had a name, so it does not count as deleted."""
     descriptor = os.memfd_create("weights")
     with open(descriptor, "wb") as file:
@@ -677,7 +677,7 @@ def test_a_file_without_a_name_is_checked_by_what_it_holds():
                 opened.check()
 
 
-def test_a_file_whose_name_is_a_number_is_checked_by_what_it_holds(path):
+def test_a_file_whose_name_is_a_number_is_checked_by_its_content(path):
     """`os.fdopen` sets the name to a number, which is not a path."""
     with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file, _safe_open_handle(file, "np") as opened:
         opened.check()

@@ -134,7 +134,7 @@ def test_any_buffer_is_a_file(path, kind):
     }
 
 
-def test_what_was_loaded_from_memory_is_its_own(path):
+def test_tensors_loaded_from_memory_have_their_own_memory(path):
     data = bytearray(ours.numpy.save({"a": np.arange(3)}))
     arrays = ours.numpy.load(data)
     data[:] = bytes(len(data))
@@ -142,7 +142,7 @@ def test_what_was_loaded_from_memory_is_its_own(path):
 
 
 @pytest.mark.parametrize("data", [b"", b"short", bytes(8), b"\xff" * 16, weight_file("{}", 3)])
-def test_bytes_that_are_no_file_are_refused_with_upstreams_words(data):
+def test_invalid_bytes_are_refused_with_upstreams_wording(data):
     with pytest.raises(SafetensorError, match=r"^Error while deserializing: "):
         ours.deserialize(data)
     with pytest.raises(safetensors.SafetensorError):
@@ -315,7 +315,7 @@ def test_torchs_default_device_does_not_matter(path, tmp_path, options):
     np.testing.assert_array_equal(part, WEIGHTS["matrix"][:, ::2])
 
 
-def test_a_framework_that_is_no_word_is_a_type_error(path):
+def test_a_framework_that_is_not_a_string_is_a_type_error(path):
     for word in (None, 5):
         with pytest.raises(TypeError, match="framework"):
             safe_open(path, word)

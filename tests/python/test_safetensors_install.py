@@ -101,7 +101,7 @@ def test_a_part_that_upstream_has_and_ours_has_not_is_away_meanwhile(monkeypatch
     assert importlib.import_module(part.__name__) is part
 
 
-def test_what_upstream_has_from_elsewhere_stays_what_it_is_everywhere(monkeypatch):
+def test_foreign_functions_in_upstreams_modules_stay_unchanged(monkeypatch):
     """A function of another library, under a name that pagestream also has."""
     dedent = textwrap.dedent
     monkeypatch.setattr(safetensors.torch, "load_file", dedent)
@@ -119,13 +119,13 @@ def test_specs_stay_those_of_our_own_names():
         assert safetensors.numpy.__spec__.loader is not sys.meta_path[0]
 
 
-def test_whoever_imports_torchs_part_first_while_installed_can_write_too(tmp_path):
+def test_torchs_part_first_imported_while_installed_can_write_too(tmp_path):
     """At that point, upstream's torch module is not imported yet, and is not in `sys.modules`."""
     code = PROGRAMS / "safetensors_install/whoever_imports_torchs_part_first_while_installed.py"
     assert output_of(code, tmp_path / "a") == "well"
 
 
-def test_reading_needs_nothing_of_upstreams(tmp_path):
+def test_reading_needs_no_upstream_code(tmp_path):
     """safetensors cannot be imported in this process."""
     pagestream.safetensors.numpy.save_file({"a": pagestream_array()}, tmp_path / "a")
     code = PROGRAMS / "safetensors_install/reading_needs_nothing_of_upstreams.py"
@@ -143,7 +143,7 @@ def test_eight_threads_import_while_it_comes_and_goes():
     assert output_of(code) == "[]"
 
 
-def test_headers_are_taken_as_the_last_install_says_where_a_call_does_not(tmp_path):
+def test_the_last_install_decides_the_strictness_of_calls_without_it(tmp_path):
     """Third-party code has no other way to be lenient."""
     entry = '{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
     header = f'{{"x":{entry},"x":{entry}}}'.encode()

@@ -35,7 +35,7 @@ def sparse(tmp_path):
 
 
 @pytest.mark.parametrize("framework", ["np", pytest.param("pt", marks=pytest.mark.frameworks)])
-def test_reading_all_of_it_takes_no_memory_of_ones_own(large, framework):
+def test_reading_the_whole_file_takes_no_private_memory(large, framework):
     code = PROGRAMS / "safetensors_memory/reading_all_of_it_takes_no_memory.py"
     grown = int(output_of(code, large, framework))
     assert grown < 4 * MIB
@@ -60,7 +60,7 @@ def test_in_read_mode_memory_follows_what_is_asked(large):
     assert 4 * MIB <= with_one < 6 * MIB
 
 
-def test_ten_thousand_times_open_and_closed_leave_nothing(large):
+def test_ten_thousand_opens_and_closes_leave_nothing(large):
     code = PROGRAMS / "safetensors_memory/ten_thousand_times_open_and_closed_leave.py"
     grown, descriptors, mappings = map(int, output_of(code, large).split())
     assert grown < MIB
@@ -85,7 +85,7 @@ def test_a_large_mapping_is_unmapped_by_another_thread(sparse, tmp_path):
     assert by - {process}
 
 
-def test_a_large_mapping_that_nobody_used_is_unmapped_by_the_caller(sparse, tmp_path):
+def test_an_unused_large_mapping_is_unmapped_by_the_caller(sparse, tmp_path):
     (process, names), by = threads_that_unmap("a_large_mapping_that_nobody_used.py", sparse, tmp_path)
     assert int(names) >= 1
     assert by == {process}

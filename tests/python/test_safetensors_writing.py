@@ -145,7 +145,7 @@ def test_the_name_that_nobody_could_read_is_refused_and_nothing_is_written(tmp_p
         lambda path: ours.numpy.save({"a": np.zeros(3, "U5")}),
     ],
 )
-def test_what_upstreams_code_refuses_comes_as_our_class(tmp_path, write):
+def test_errors_of_upstreams_code_are_of_our_class(tmp_path, write):
     with pytest.raises(SafetensorError) as caught:
         write(tmp_path)
     assert isinstance(caught.value, safetensors.SafetensorError)
@@ -204,7 +204,7 @@ def test_writing_imports_no_torch(tmp_path):
 
 
 @every_writer
-def test_what_is_no_regular_file_is_left_alone(tmp_path, write):
+def test_files_that_are_not_regular_are_left_alone(tmp_path, write):
     os.mkfifo(tmp_path / "fifo")
     os.symlink("loop", tmp_path / "loop")
     with pytest.raises(SafetensorError, match="no regular file"):
@@ -215,7 +215,7 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path, write):
     assert os.readlink(tmp_path / "loop") == "loop"
 
 
-def test_children_that_are_forked_while_threads_write_can_write():
+def test_children_forked_while_threads_write_can_write():
     """A lock that a thread of the parent holds does not block the child."""
     code = PROGRAMS / "safetensors_writing/children_that_are_forked_while_threads_write.py"
     assert output_of(code) == "written"

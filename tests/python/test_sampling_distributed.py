@@ -60,7 +60,7 @@ def test_epochs_and_seeds_differ_and_repeat():
 
 @given(st.integers(1, 4000), st.integers(1, 5), st.integers(0, 4000), st.booleans())
 @settings(max_examples=60)
-def test_a_sampler_goes_on_where_the_state_was_taken(length, ranks, taken, shuffle):
+def test_a_sampler_resumes_where_the_state_was_taken(length, ranks, taken, shuffle):
     def sampler():
         return DistributedTokenSampler(range(length), ranks, ranks - 1, shuffle=shuffle, seed=3)
 
@@ -108,7 +108,7 @@ def test_a_state_of_other_settings_is_refused(name, value):
 
 
 @pytest.mark.parametrize("wrong", [{"samples_consumed": 11}, {"samples_consumed": -1}, {"epoch": -1}])
-def test_a_position_that_there_is_not_is_refused(wrong):
+def test_a_position_out_of_range_is_refused(wrong):
     sampler = DistributedTokenSampler(range(10), 1, 0)
     with pytest.raises(StateMismatchError):
         sampler.load_state_dict({**sampler.state_dict(), **wrong})
@@ -142,7 +142,7 @@ def test_ranks_come_from_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(("replicas", "rank"), [(2, 2), (2, -1), (0, 0)])
-def test_a_rank_that_there_is_not_is_refused(replicas, rank):
+def test_a_rank_out_of_range_is_refused(replicas, rank):
     with pytest.raises(ValueError, match=f"rank {rank} of {replicas}"):
         DistributedTokenSampler(range(8), replicas, rank)
 
@@ -225,7 +225,7 @@ def test_a_permutation_begins_again_after_its_end():
         (lambda state: state | {"samples_consumed": "3"}, "samples_consumed must be an integer, not '3'"),
     ],
 )
-def test_what_is_no_state_is_refused_and_changes_nothing(change, message):
+def test_an_invalid_state_is_refused_and_changes_nothing(change, message):
     sampler = DistributedTokenSampler(range(10), 1, 0, shuffle=False)
     with pytest.raises(StateMismatchError, match=message):
         sampler.load_state_dict(change(sampler.state_dict()))

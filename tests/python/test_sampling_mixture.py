@@ -70,7 +70,7 @@ def test_all_weights_become_whole_numbers(weights):
     assert sum(mixed.weights) == pytest.approx(1)
 
 
-def test_a_share_that_cannot_be_kept_is_told():
+def test_a_share_that_cannot_be_kept_gets_a_warning():
     worst = "source 2 has a weight of 1e-12 of the mixture, which becomes 2.33e-10, and 2 more are off"
     with pytest.warns(UserWarning, match=worst) as told:
         mixture(1e-11, 1, 1e-12, 1e-11)
@@ -109,12 +109,12 @@ def test_a_weight_that_cannot_be_used_is_refused_with_its_source(weight):
 
 
 @pytest.mark.parametrize("weight", ["much", "1/0", "0.5", b"1", None, True, [1], 1j])
-def test_a_weight_that_is_no_number_is_refused_with_its_source(weight):
+def test_a_weight_that_is_not_a_number_is_refused_with_its_source(weight):
     with pytest.raises(TypeError, match="the weight of source 1 must be a number"):
         mixture(1, weight)
 
 
-def test_what_makes_no_mixture_is_refused():
+def test_invalid_mixtures_are_refused():
     with pytest.raises(ValueError, match="1 to 1024 sources, not 0"):
         mixture()
     with pytest.raises(ValueError, match="not 1025"):
@@ -178,7 +178,7 @@ def test_a_mixture_is_made_without_a_read():
     assert Mixture([(Unread(), 1)])._whole_weights == (1,)
 
 
-def test_what_is_no_pair_or_no_corpus_is_refused_by_its_number():
+def test_invalid_pairs_and_corpora_are_refused_by_their_number():
     tokens, pairs = Corpus(), "the sources of a mixture are pairs of a corpus and its weight"
     for wrong, message in (
         ([tokens, tokens], f"{pairs}.*source 0 is"),
@@ -279,7 +279,7 @@ def test_corpora_of_different_types_make_one_batch(tmp_path):
 # --- changed weights during a run -----------------------------------------------------------------
 
 
-def test_other_weights_go_on_with_each_source_where_it_was(numbered):
+def test_other_weights_resume_each_source_where_it_was(numbered):
     first, second, third = numbered(600, 500, 400)
     with loader_of([(first, 0.5), (second, 0.5)], batch_size=10) as loader:
         seen = tokens_of(loader, 20)
@@ -404,7 +404,7 @@ def test_a_state_of_another_mixture_is_refused_by_what_differs(numbered, tmp_pat
         loader.load_state_dict(state)
 
 
-def test_a_record_that_is_none_is_refused(numbered):
+def test_an_invalid_record_is_refused(numbered):
     pairs = [(corpus, 1) for corpus in numbered(300, 200)]
     with loader_of(pairs) as loader:
         next(loader)

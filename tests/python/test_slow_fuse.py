@@ -67,7 +67,7 @@ def test_a_mount_that_fails_is_an_exception_with_its_cause(source, mode, direct)
 
 
 @pytest.mark.parametrize("mode", ["shared", "read"])
-def test_what_was_read_before_the_failure_stays(source, mode):
+def test_bytes_read_before_the_failure_stay(source, mode):
     reads = reads_to_open(mode) + 1
     with (
         real.slow_fuse(source, source.parent / "slow", fail_after=reads, threads=1) as slow,
@@ -93,7 +93,7 @@ def test_another_error_number_is_kept(source):
     assert "open it again" in str(caught.value)
 
 
-def test_a_read_of_a_file_that_the_server_has_deleted_says_so(source):
+def test_reading_a_file_deleted_on_the_server_says_so(source):
     stale = {"fail_after": 1, "errno": errno.ESTALE, "direct_io": True}
     with (
         real.slow_fuse(source, source.parent / "slow", **stale) as slow,

@@ -17,7 +17,7 @@ MIB = 1 << 20
 NOBODY = 65534
 
 
-def test_the_next_shard_is_that_of_the_folder_in_which_the_first_was_opened(tmp_path):
+def test_the_next_shard_comes_from_the_folder_of_the_first(tmp_path):
     source = tmp_path / "source"
     for value, name in enumerate(["here", "elsewhere"]):
         (source / name).mkdir(parents=True)

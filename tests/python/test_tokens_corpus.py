@@ -79,7 +79,7 @@ def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [set, frozenset, dict.fromkeys, iter, bytearray, None, 3])
-def test_what_has_no_order_names_no_files(tmp_path, wrong):
+def test_unordered_collections_of_paths_are_refused(tmp_path, wrong):
     (tmp_path / "a.bin").write_bytes(bytes(64))
     names = wrong([os.fspath(tmp_path / "a.bin")]) if callable(wrong) and wrong is not bytearray else wrong
     names = bytearray(b"a.bin") if wrong is bytearray else names

@@ -501,6 +501,6 @@ def test_one_wrong_document_of_a_long_list_is_found_before_the_first_batch(tmp_p
         next(loader)
 
 
-def test_the_codes_of_all_types_are_tested():
+def test_the_tests_cover_the_codes_of_all_types():
     assert sorted(MEGATRON_CODES.values()) == [1, 2, 3, 4, 5, 8, 9, 10]
     assert len(BAD) >= 40

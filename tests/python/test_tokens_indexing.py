@@ -55,7 +55,7 @@ def test_a_part_picks_its_own_tokens(tmp_path):
     ],
     ids=str,
 )
-def test_what_picks_no_tokens_is_refused(tmp_path, index, error, message):
+def test_invalid_indices_are_refused(tmp_path, index, error, message):
     corpus = open_tokens(write_shards(tmp_path, tokens_of("<u2", 10), [10]))
     with pytest.raises(error, match=message):
         corpus[index]

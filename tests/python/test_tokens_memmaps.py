@@ -52,7 +52,7 @@ def test_slices_and_offsets_are_the_parts_of_the_file(path, tmp_path):
     assert np.array_equal(open_tokens(np.load(tmp_path / "tokens.npy", mmap_mode="r")), TOKENS)
 
 
-def test_arrays_that_no_file_has_are_refused(path):
+def test_arrays_without_a_file_are_refused(path):
     whole = np.memmap(path, "u2", "r")
     for array, error, message in (
         (TOKENS, TypeError, r"in memory; write it with write_tokens\(path, array"),

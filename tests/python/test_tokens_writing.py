@@ -286,7 +286,7 @@ SLOW_WRITER = PROGRAMS / "write_slowly.py"
 
 
 @every_format
-def test_what_killed_writers_left_goes_with_the_next_write(tmp_path, kind):
+def test_the_next_write_removes_files_of_killed_writers(tmp_path, kind):
     for _ in range(3):
         with start_python(SLOW_WRITER, tmp_path / "t.bin", kind) as killed:
             assert killed.stdout.readline() == "writing\n"
@@ -339,7 +339,7 @@ def test_a_full_disk_is_an_os_error_that_names_the_file(tmp_path, kind):
 
 
 @every_format
-def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path, kind, monkeypatch):
+def test_files_are_synced_before_they_are_renamed(tmp_path, kind, monkeypatch):
     calls = []
     fsync, replace = os.fsync, os.replace
 
@@ -392,7 +392,7 @@ def test_an_old_files_permissions_are_kept(tmp_path, kind):
 
 
 @every_format
-def test_an_interrupt_when_a_file_was_just_opened_leaves_none_open(tmp_path, kind):
+def test_an_interrupt_right_after_an_open_leaves_no_file_open(tmp_path, kind):
     """Python handles signals when a call returns. The test interrupts after each call that gives a
     descriptor."""
 

@@ -135,7 +135,7 @@ def test_each_rank_finds_what_all_want_in_the_order_of_their_plans(folder, plans
             assert list(found.kinds[kind].requests) == requests[number][1]
 
 
-def test_layers_of_which_ranks_want_the_same_are_of_one_kind(folder):
+def test_layers_with_the_same_requests_are_of_one_kind(folder):
     found = agree([folder] * 2, [[(name, slice(rank, rank + 1)) for name in "abcd"] for rank in range(2)])
     assert [each.kind_of for each in found] == [[0, 0, 0, 1]] * 2
 
@@ -189,7 +189,7 @@ def test_one_file_of_several_that_differs_is_found(tmp_path, folder):
         assert str(error) == "ranks 0 and 1 have different checkpoints: 'd' has different bytes"
 
 
-def test_what_all_say_is_said_in_the_same_words(folder):
+def test_all_ranks_send_the_same_payload(folder):
     """Identical payloads cross the network once, whichever parts of the tensors each rank wants."""
     said = []
 

@@ -420,7 +420,7 @@ def stream_on_ranks(folder, world, path, state, steps, out):
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
 @pytest.mark.timeout(3000)
-def test_real_ranks_stop_and_go_on_at_another_number(tmp_path, before, after):
+def test_real_ranks_stop_and_resume_with_another_number(tmp_path, before, after):
     path = tmp_path / "tokens.bin"
     np.arange(8 * 50 + 1, dtype="u2").tofile(path)
     first, state = stream_on_ranks(tmp_path, before, path, "-", 4, tmp_path / "first")

@@ -119,7 +119,7 @@ def last_words(ranks):
         (2, "SIGSTOP", {1: "rank"}, "no sign of life"),
     ],
 )
-def test_a_rank_that_is_gone_is_named(tmp_path, gone, signal_name, hurrying, told):
+def test_a_missing_rank_is_named(tmp_path, gone, signal_name, hurrying, told):
     """Rank 0 hosts the store of the group. Without it, no rank can tell what happened to the others."""
     write_checkpoint(tmp_path)
     by_rank = {rank: {"HURRIES": what} for rank, what in hurrying.items()}
@@ -157,7 +157,7 @@ def test_a_store_that_stops_while_ranks_connect_is_named(tmp_path):
             assert "store has not answered" in message
 
 
-def test_a_rank_that_stands_still_for_a_minute_is_waited_for(tmp_path):
+def test_a_rank_that_pauses_for_a_minute_is_waited_for(tmp_path):
     """A rank may pause in a debugger, in a long garbage collection, or while its virtual machine migrates."""
     write_checkpoint(tmp_path)
     hurry = tmp_path / "hurry"
@@ -252,7 +252,7 @@ class Group:
 
 
 @pytest.mark.parametrize(("is_cut", "looks", "told"), [(True, 5, "has ended"), (False, 121, "no sign")])
-def test_a_rank_has_a_minute_while_its_connection_stands(store, is_cut, looks, told):
+def test_a_rank_has_a_minute_while_its_connection_is_open(store, is_cut, looks, told):
     beats = _meeting._Beats(Group, store)
     with Lifeline(store) as lifeline:
         first, second = (f"{number} {lifeline.address}" for number in range(2))
@@ -265,7 +265,7 @@ def test_a_rank_has_a_minute_while_its_connection_stands(store, is_cut, looks, t
     beats._let_go()
 
 
-def test_a_connection_that_never_stood_is_not_cut(store):
+def test_a_connection_that_never_existed_is_not_cut(store):
     with Lifeline(store) as lifeline:
         address = lifeline.address
     for nowhere in (address, ""):

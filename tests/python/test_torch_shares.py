@@ -122,7 +122,7 @@ def read_bytes(pieces, ranks):
     return [sum(volume(piece.cut.box) for piece in pieces if piece.reader == rank) for rank in range(ranks)]
 
 
-def test_what_all_want_is_read_once_in_equal_shares():
+def test_bytes_that_all_want_are_read_once_in_equal_shares():
     shape = (4096, 8192)
     tensors = [SharedTensor(shape, tuple(Request(rank, whole(shape)) for rank in range(4)))] * 8
     assert read_bytes(divided(tensors, 4), 4) == [8 * math.prod(shape) // 4] * 4
@@ -148,14 +148,14 @@ def test_columns_are_sent_where_they_are_short(row_bytes, is_swapped):
     assert all((piece.cut.box[1] == range(row_bytes)) == is_swapped for piece in pieces)
 
 
-def test_what_lies_between_columns_that_are_far_apart_is_not_read():
+def test_gaps_between_distant_columns_are_not_read():
     shape = (16, MIB)
     requests = (Request(0, (range(16), range(64))), Request(1, (range(16), range(MIB - 64, MIB))))
     assert read_bytes(divided([SharedTensor(shape, requests)], 2), 2) == [16 * 64] * 2
 
 
 @given(shared_tensors())
-def test_dimensions_are_split_such_that_the_same_is_wanted(given_tensors):
+def test_split_tensors_keep_the_bytes_of_each_request(given_tensors):
     for tensor in given_tensors[0]:
         found = split(tensor)
         numbers = np.arange(math.prod(tensor.shape))
@@ -266,7 +266,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_what_is_read_is_little_more_than_what_is_wanted(name):
+def test_little_more_than_the_wanted_bytes_is_read(name):
     """A single rank reads short gaps along with the data, and no two ranks read the same byte."""
     shape, requests, most_bytes = PARTS[name]
     ranks = len(requests)
@@ -278,7 +278,7 @@ def test_what_is_read_is_little_more_than_what_is_wanted(name):
     assert read_by.max() == 1
 
 
-def test_rows_in_turn_are_read_in_one_go_where_the_last_turn_is_not_whole():
+def test_rows_in_turn_are_read_in_one_go_if_the_last_turn_is_incomplete():
     shape = (4093, KIB)
     assert len(divided([split(SharedTensor(shape, in_turn(8, shape)))], 4)) == 1
 
@@ -294,7 +294,7 @@ def test_rows_in_turn_are_sent_where_they_are_short(row_bytes, is_swapped):
     assert sent == (3 * 1024 * row_bytes if is_swapped else 0)
 
 
-def test_what_two_want_of_long_rows_is_read_once():
+def test_bytes_of_long_rows_that_two_want_are_read_once():
     shape = (16, 4 * MIB)
     requests = (Request(0, (range(16), range(3 * MIB))), Request(1, (range(16), range(MIB, 4 * MIB))))
     assert sum(read_bytes(divided([SharedTensor(shape, requests)], 2), 2)) == math.prod(shape)

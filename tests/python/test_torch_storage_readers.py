@@ -188,7 +188,7 @@ def test_a_planner_that_wants_another_shape_is_refused_by_name(tmp_path):
         reader.read_data(planner.create_local_plan(), planner)
 
 
-def test_a_plan_by_what_another_reader_has_said_is_read(tmp_path):
+def test_a_plan_from_the_metadata_of_another_reader_is_read(tmp_path):
     """One rank may read the metadata for all, and a reader may switch to another folder."""
     first, second = write(tmp_path / "first"), write(tmp_path / "second", first=100)
     state = empty_state()
@@ -259,7 +259,7 @@ class Failing(QuantizedHuggingFaceStorageReader):
         raise io.UnsupportedOperation
 
 
-def test_what_a_failed_load_held_is_forgotten(tmp_path):
+def test_the_data_of_a_failed_load_is_forgotten(tmp_path):
     scales_in("2.safetensors", tmp_path)
     reader = Failing(tmp_path)
     planner, plan = planned(reader, {f"{number:02}.weight": torch.zeros(SHAPE) for number in range(WEIGHTS)})

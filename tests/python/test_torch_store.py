@@ -72,7 +72,7 @@ def test_a_connection_on_which_nothing_has_failed_is_kept(store, question, is_ke
     assert len(_store._idle.get(store, [])) == is_kept
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for(store):
+def test_a_missing_answer_is_not_waited_for(store):
     questions, goes_on = Questions(store, 0), threading.Event()
     questions.start()
     answer = questions.ask(lambda _: goes_on.wait(SECONDS))

@@ -238,7 +238,7 @@ def anonymous_bytes():
         return next(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:")) * 1024
 
 
-def test_what_is_cached_is_not_copied_and_can_be_written(tmp_path):
+def test_cached_tensors_are_not_copied_and_can_be_written(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.zeros(32 * MIB, dtype=torch.uint8)}, path)
     evict(path)
@@ -252,7 +252,7 @@ def test_what_is_cached_is_not_copied_and_can_be_written(tmp_path):
     assert found["a"][5] == 7
 
 
-def test_what_is_not_cached_is_read_into_memory_of_its_own(tmp_path):
+def test_uncached_tensors_are_read_into_their_own_memory(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.full((8 * MIB,), 3, dtype=torch.uint8)}, path)
     evict(path)
@@ -275,7 +275,7 @@ def test_a_cast_makes_no_second_copy_of_the_whole(tmp_path):
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
+def test_many_requests_are_in_flight_on_a_slow_mount(tmp_path, direct):
     source = tmp_path / "source"
     source.mkdir()
     tensors = {f"t{number:02}": torch.full((MIB,), number, dtype=torch.uint8) for number in range(64)}

@@ -323,7 +323,7 @@ def test_a_device_touches_no_page_that_storage_would_have_to_deliver(tmp_path, t
         assert left_behind(device) == NOTHING
 
 
-def test_that_device_hangs_on_a_page_of_a_mapping(tmp_path):
+def test_the_stalling_device_hangs_on_a_page_of_a_mapping(tmp_path):
     """This is the failure that the previous test guards against."""
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         (tmp_path / "behind" / "cold").write_bytes(bytes(8 * MIB))
@@ -437,7 +437,7 @@ def test_memory_stays_where_copies_cannot_be_waited_for(monkeypatch):
     assert (device.registered, memory.array.nbytes) == ({}, 0)
 
 
-def test_memory_that_nobody_has_closed_stays():
+def test_memory_that_was_not_closed_stays():
     """An exception may occur before `close` is called."""
     device = LateDevice()
     memory = pinned(device, 4 * MIB)
@@ -468,7 +468,7 @@ def test_a_failure_of_storage_comes_after_what_has_arrived(tmp_path, late):
     same(found, {name: tensors[name] for name in found})
 
 
-def test_many_requests_are_on_their_way_and_staging_bounds_them(tmp_path, late):
+def test_many_requests_are_in_flight_and_staging_bounds_them(tmp_path, late):
     source = tmp_path / "source"
     source.mkdir()
     tensors = {f"t{number:02}": torch.full((MIB,), number, dtype=torch.uint8) for number in range(64)}
@@ -512,7 +512,7 @@ def test_the_exit_of_a_program_ends_a_stream_that_is_open(path, tensors):
     assert (done.returncode, done.stdout, done.stderr) == (0, lines, "")
 
 
-def test_ctrl_c_is_heard_while_a_read_hangs(tmp_path):
+def test_ctrl_c_works_while_a_read_hangs(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     safetensors.torch.save_file({"t": torch.ones(8 * MIB, dtype=torch.uint8)}, source / "m.safetensors")

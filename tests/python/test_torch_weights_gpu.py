@@ -148,7 +148,7 @@ def test_large_files_are_staged_and_small_ones_are_not(tmp_path, monkeypatch):
     assert len(loads) == 1
 
 
-def test_no_memory_on_the_device_is_torchs_own_error(tmp_path):
+def test_out_of_device_memory_is_torchs_own_error(tmp_path):
     path = tmp_path / "sparse.safetensors"
     nbytes = 1 << 40
     header = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (nbytes, nbytes)

@@ -141,7 +141,7 @@ def test_names_that_share_a_tensor_by_a_view_are_one(tmp_path):
     assert torch.equal(module.a, torch.arange(4.0))
 
 
-def test_of_two_names_of_one_tensor_the_modules_first_is_read(tmp_path, trained):
+def test_the_modules_first_name_of_a_shared_tensor_is_read(tmp_path, trained):
     path = tmp_path / "m.safetensors"
     weight = trained.embed.weight.detach()
     saved(trained, path, **{"head.weight": weight + 1})
@@ -288,7 +288,7 @@ def test_a_module_on_meta_gets_memory_and_stays_tied(path, trained, assign):
     assert module.embed.weight.grad is not None
 
 
-def test_what_a_module_on_meta_gets_is_its_own_unless_assigned(tmp_path):
+def test_a_module_on_meta_gets_its_own_memory_unless_assigned(tmp_path):
     path = tmp_path / "m.safetensors"
     held = {"weight": torch.ones(512, 512)}
     for assign in (False, True):
@@ -313,7 +313,7 @@ def test_a_module_on_meta_keeps_its_types_unless_assigned(path):
     assert {parameter.dtype for parameter in other.parameters()} == {torch.float32}
 
 
-def test_what_is_missing_on_meta_stays_there(path):
+def test_missing_tensors_stay_on_meta(path):
     with torch.device("meta"):
         module = Transformer()
     report = load_into(module, path, plan=["steps"], strict=False)
@@ -458,6 +458,6 @@ def test_parts_of_tensors_on_ranks_are_refused_before_anything_is_read(tmp_path)
 
 
 @pytest.mark.parametrize("module", [{}, None, nn.Linear])
-def test_what_is_no_module_is_refused_before_a_file_is_opened(module):
+def test_other_objects_than_modules_are_refused_before_a_file_is_opened(module):
     with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, not "):
         load_into(module, "nowhere.safetensors")

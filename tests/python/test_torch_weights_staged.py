@@ -74,7 +74,7 @@ def test_memory_that_is_not_given_back_is_not_written(weights, tensors):
     stream.close()
 
 
-def test_parts_have_their_place_as_well(weights, tensors):
+def test_parts_are_staged_as_well(weights, tensors):
     memory = staging(2 * MIB)
     name = "t008"
     wanted = [(name, ByteSelection(first, (100,), (1,), 1)) for first in range(0, 4000, 100)]
@@ -89,7 +89,7 @@ def test_parts_have_their_place_as_well(weights, tensors):
     assert np.array_equal(found[-1], tensors[name][3999::-4])
 
 
-def test_what_lies_between_columns_takes_half_as_much_as_the_memory(tmp_path):
+def test_gaps_between_columns_take_half_of_the_memory(tmp_path):
     """Each thread that reads columns needs 1 MiB for the gaps."""
     folder = tmp_path / "source"
     folder.mkdir()
@@ -110,7 +110,7 @@ def test_what_lies_between_columns_takes_half_as_much_as_the_memory(tmp_path):
     assert slow.counts["most_in_flight"] <= 4
 
 
-def test_what_does_not_fit_and_what_cannot_be_written_is_refused(weights, tensors):
+def test_too_small_and_read_only_memory_is_refused(weights, tensors):
     files = native_files(weights)
     with pytest.raises(ValueError, match=r"staging has 1048576 bytes, and 62\d* are needed at once"):
         _native.StagedStream(files, [(list(tensors)[-1], None)], staging(MIB), 4, None, "fill")

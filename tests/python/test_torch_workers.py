@@ -114,7 +114,7 @@ def test_a_loader_from_before_the_fork_is_refused_in_a_worker(token_file, kind, 
 
 @pytest.mark.parametrize("epochs", [1, None])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_around_a_loader_is_told_that_none_is_needed(token_file, epochs, workers):
+def test_a_data_loader_around_a_loader_is_refused_as_unnecessary(token_file, epochs, workers):
     with pagestream.torch.TokenLoader(token_file, epochs=epochs, **OPTIONS) as loader:
         around = DataLoader(loader, num_workers=workers, multiprocessing_context="fork" if workers else None)
         refuses(around, TypeError)

@@ -260,7 +260,7 @@ def test_a_folder_of_tokens_may_have_links_that_lead_elsewhere(tmp_path):
         assert len(tokens) == 100
 
 
-def test_whoever_can_write_a_file_can_write_its_checksums(folder):
+def test_a_writer_of_a_file_can_write_its_checksums(folder):
     """Checksums detect damage. They are no signature."""
     path = folder / "model.safetensors"
     with pagestream.open_checkpoint(path) as weights:

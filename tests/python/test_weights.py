@@ -318,7 +318,7 @@ def test_eight_threads_read_the_same_checkpoint(path):
         assert sorted(pool.map(look, range(8))) == list(range(8))
 
 
-def test_closing_under_eight_threads_is_an_exception_and_no_more(path):
+def test_closing_under_eight_threads_raises_exceptions_only(path):
     weights = open_checkpoint(path)
 
     def look(number):
@@ -380,7 +380,7 @@ def test_check_tells_a_replaced_file_whose_arrays_stay_valid(path):
     np.testing.assert_array_equal(array, WEIGHTS["vector"])
 
 
-def test_what_a_header_says_compares_hashes_prints_and_pickles(path):
+def test_tensor_infos_compare_hash_print_and_pickle(path):
     weights = open_checkpoint(path)
     info = weights.info("matrix")
     assert info == weights.info("matrix") != weights.info(next(name for name in weights if name != "matrix"))

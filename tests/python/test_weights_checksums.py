@@ -140,7 +140,7 @@ def test_a_folder_in_their_place_is_an_error(path):
     assert "it is a directory; remove what is there, and write_checksums() makes new ones" in str(error)
 
 
-def test_what_is_no_file_in_their_place_is_bad_and_not_waited_for(path):
+def test_a_fifo_or_link_loop_in_their_place_is_bad_and_does_not_block(path):
     weights = open_checkpoint(path)
     for make in (os.mkfifo, lambda name: os.symlink(name, name)):
         make(beside(path))
@@ -397,7 +397,7 @@ def test_files_of_the_cache_are_compared_with_their_names(tmp_path, path, shared
         open_checkpoint(snapshot).stream(verify=True)
 
 
-def test_names_that_are_no_sha256_say_nothing(tmp_path, path):
+def test_names_that_are_not_sha256_are_ignored(tmp_path, path):
     content = path.read_bytes()
     git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     sha256 = hashlib.sha256(content).hexdigest()
@@ -430,7 +430,7 @@ def test_audit_hooks_see_checksums_that_are_there_and_can_refuse_them(path):
 
 
 @every_mode
-def test_a_stream_that_compares_has_the_same_tensors(path, mode):
+def test_a_verifying_stream_has_the_same_tensors(path, mode):
     weights = open_checkpoint(path, mmap_mode=mode)
     weights.write_checksums()
     for order in ("file", "plan", "layer"):
@@ -478,7 +478,7 @@ def test_a_bad_piece_of_a_large_tensor_is_found_wherever_it_is(path):
     assert len(list(open_checkpoint(path).stream(verify=True))) == len(TENSORS)
 
 
-def test_a_stream_is_refused_before_it_reads_what_it_cannot_compare(tmp_path):
+def test_a_stream_that_cannot_verify_is_refused_before_it_reads(tmp_path):
     folder = tmp_path / "model"
     sharded(folder)
     weights = open_checkpoint(folder)
@@ -509,7 +509,7 @@ def test_a_stream_compares_header_and_size(path):
         open_checkpoint(path).stream(["c.small"], verify=True)
 
 
-def test_what_cannot_be_compared_is_refused(path):
+def test_streams_that_cannot_be_verified_are_refused(path):
     weights = open_checkpoint(path)
     weights.write_checksums()
     with pytest.raises(ValueError, match=r"the plan wants a part of 'a\.large'"):
@@ -545,7 +545,7 @@ def test_a_direct_io_mount_is_verified_and_streamed(direct_mount, tmp_path):
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, by_name):
+def test_many_requests_are_in_flight_on_a_slow_mount(tmp_path, by_name):
     content = safetensors.numpy.save({f"t{number:02}": np.full(MIB, number, "u1") for number in range(64)})
     name = hashlib.sha256(content).hexdigest() if by_name else "model.safetensors"
     source = tmp_path / "source"
@@ -640,7 +640,7 @@ def test_checksums_that_cannot_be_read_are_an_error(path):
     assert output_of(PROGRAMS / "weights_checksums" / "forbidden.py", path) == str(beside(path))
 
 
-def test_ctrl_c_is_heard_while_reads_hang(tmp_path):
+def test_ctrl_c_works_while_reads_hang(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     safetensors.numpy.save_file({"t": np.ones(8 * MIB, "u1")}, source / "m.safetensors")

@@ -40,7 +40,7 @@ def found(path, way, error, count):
         pytest.param("staging", "EINTR", 60, marks=pytest.mark.frameworks),
     ],
 )
-def test_what_passes_is_tried_again(path, way, error, count):
+def test_transient_errors_are_retried(path, way, error, count):
     assert found(path, way, error, count) == f"{TENSORS} are right"
 
 
@@ -53,5 +53,5 @@ def test_what_passes_is_tried_again(path, way, error, count):
         pytest.param("staging", "ESTALE", marks=pytest.mark.frameworks),
     ],
 )
-def test_what_stays_is_raised_with_path_and_offset(path, way, error):
+def test_permanent_errors_are_raised_with_path_and_offset(path, way, error):
     assert found(path, way, error, None) == f"MappedReadError {error} True True"

@@ -118,7 +118,7 @@ def settled(tmp_path_factory):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_was_changed_is_read_anew(settled, change):
+def test_a_changed_file_is_read_anew(settled, change):
     path = settled[change]
     assert found_in(path) == ("a", 1, False)
     CHANGES[change](path, content("b", 2))
@@ -128,7 +128,7 @@ def test_a_file_that_was_changed_is_read_anew(settled, change):
 
 
 @pytest.mark.parametrize("place", [None, "/dev/shm"], ids=["disk", "memory"])
-def test_what_is_written_while_it_is_opened_is_read_anew(place):
+def test_a_file_written_during_its_open_is_read_anew(place):
     """The size is the same, and so is the time, within the resolution of the file system."""
     with tempfile.TemporaryDirectory(dir=place) as folder:
         path = Path(folder) / "racy.safetensors"
@@ -179,7 +179,7 @@ def test_threads_share_a_header(settled):
 
 
 @pytest.mark.parametrize("way", ["np", pytest.param("pt", marks=pytest.mark.frameworks), "checkpoint"])
-def test_opening_again_asks_for_identity_and_size_alone(tmp_path, way):
+def test_reopening_queries_identity_and_size_alone(tmp_path, way):
     path, log = write(tmp_path / "model.safetensors", content("a", 7)), tmp_path / "log"
     wrapper = (real.need_tool("strace"), "-f", "-qq", "-o", str(log), "-P", path)
     wrapper += ("-e", "trace=open,openat,fstat,newfstatat,statx,pread64,read,fadvise64,access,faccessat2")
@@ -202,7 +202,7 @@ def test_forks_while_headers_are_looked_up(tmp_path):
     assert output_of(HERE / "forked.py", tmp_path, SETTLED_SECONDS) == "50 children found all"
 
 
-def test_kept_headers_have_a_bound_and_a_huge_one_goes(tmp_path):
+def test_cached_headers_have_a_limit_and_a_huge_one_is_dropped(tmp_path):
     """In KiB of anonymous memory: of 48 headers of 4 MiB, at most 64 MiB stay, and a header of 90 MB does
     not."""
     after_many, after_huge = map(int, output_of(HERE / "memory.py", tmp_path, SETTLED_SECONDS).split())
@@ -210,7 +210,7 @@ def test_kept_headers_have_a_bound_and_a_huge_one_goes(tmp_path):
     assert after_huge <= after_many + (16 << 10)
 
 
-def test_on_a_mount_the_server_is_asked_for_the_state_and_not_for_the_header(tmp_path):
+def test_on_a_mount_only_the_state_is_requested_and_not_the_header(tmp_path):
     """The kernel may trust its cached attributes for a second while another client writes."""
     source = tmp_path / "source"
     source.mkdir()

@@ -140,7 +140,7 @@ def test_a_whole_file_has_no_warning(folder):
     assert warnings(write_whole(folder / "model.safetensors")) == []
 
 
-def test_zeros_that_are_stored_are_no_hole(folder):
+def test_stored_zeros_are_not_a_hole(folder):
     path = folder / "model.safetensors"
     safetensors.numpy.save_file({"zeros": np.zeros(TENSOR_BYTES, "u1")}, path)
     assert warnings(path) == []
@@ -170,7 +170,7 @@ def test_a_closed_checkpoint_seeks_no_holes(holed):
     assert weights.warnings == []
 
 
-def test_a_file_that_is_gone_has_no_warning(holed):
+def test_a_missing_file_has_no_warning(holed):
     with open_checkpoint(holed) as weights:
         holed.unlink()
         assert weights.warnings == []
@@ -249,7 +249,7 @@ class OnNetwork:
         return SimpleNamespace(file_system={"type": "nfs4", "is_network": True})
 
 
-def test_files_on_a_network_mount_are_asked_side_by_side(tmp_path, monkeypatch):
+def test_files_on_a_network_mount_are_checked_in_parallel(tmp_path, monkeypatch):
     for number in range(4):
         path = tmp_path / f"model-{number}.safetensors"
         safetensors.numpy.save_file({f"{number}.t": np.ones(TENSOR_BYTES, "u1")}, path)

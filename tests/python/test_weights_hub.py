@@ -72,7 +72,7 @@ def test_a_path_comes_before_a_repository(cache, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "org/model"])
-def test_a_repository_that_is_not_there_says_how_to_download_it(cache, name):
+def test_a_missing_repository_says_how_to_download_it(cache, name):
     command = f"download a Hugging Face repository with `hf download {name}`"
     nowhere = f"no such file or folder, and no snapshot of this name in {cache}; {command}"
 
@@ -89,7 +89,7 @@ def test_a_repository_that_is_not_there_says_how_to_download_it(cache, name):
     assert told() == nowhere
 
 
-def test_other_paths_are_no_ids(cache):
+def test_other_paths_are_not_ids(cache):
     for path in (
         *("model.safetensors", "org/model.safetensors", "model.safetensors.index.json", "a/b/c", "./gpt2"),
         *("/gpt2", "org/", "-model", "a--b", "org/a..b", b"gpt2", ["gpt2"]),

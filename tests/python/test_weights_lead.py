@@ -86,7 +86,7 @@ WAYS = {
 
 @both_mounts
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_many_requests_are_on_their_way_and_each_byte_is_read_once(source, tmp_path, way, direct):
+def test_many_requests_are_in_flight_and_each_byte_is_read_once(source, tmp_path, way, direct):
     with slow_mount(source, tmp_path, direct_io=direct, gather=12) as slow:
         way(slow.path / "model.safetensors")
     assert slow.counts["most_in_flight"] >= 12
@@ -147,7 +147,7 @@ def test_files_of_some_mebibytes_are_read_ahead(tmp_path, direct):
     assert slow.counts["read_bytes"] <= 1.1 * 6 * MIB
 
 
-def test_a_file_that_was_rewritten_is_not_taken_up_again_where_it_was_left(source, tmp_path):
+def test_a_rewritten_file_does_not_resume_where_it_was_left(source, tmp_path):
     """The file was closed a moment ago during read-ahead. Its size and modification time are unchanged."""
     folder = tmp_path / "source"
     folder.mkdir()
@@ -183,7 +183,7 @@ def rewritten_in_one_second(path, mounted):
 
 
 @both_mounts
-def test_no_file_is_taken_up_again_where_times_are_whole_seconds(tmp_path, direct):
+def test_no_file_resumes_if_times_are_whole_seconds(tmp_path, direct):
     """A file rewritten within a second of its opening keeps the same times."""
     folder = tmp_path / "source"
     folder.mkdir()
@@ -198,7 +198,7 @@ def test_no_file_is_taken_up_again_where_times_are_whole_seconds(tmp_path, direc
 
 
 @both_mounts
-def test_no_shard_is_read_in_vain_where_times_are_whole_seconds(shards, tmp_path, direct):
+def test_no_shard_is_read_in_vain_if_times_are_whole_seconds(shards, tmp_path, direct):
     with slow_shards(shards, tmp_path, direct_io=direct, whole_seconds=True) as slow:
         for number, path in enumerate(sorted(slow.path.iterdir()), 1):
             with safe_open(path, "np") as file:
@@ -230,7 +230,7 @@ def natural_sorted(names):
 
 @both_mounts
 @pytest.mark.parametrize("asked", [sorted, natural_sorted], ids=["by name", "by layer"])
-def test_the_lead_follows_names_where_the_data_lie_in_another_order(tmp_path, asked, direct):
+def test_the_lead_follows_names_if_the_data_have_another_order(tmp_path, asked, direct):
     numbers = list(range(TENSORS))
     random.Random(3).shuffle(numbers)
     folder = tmp_path / "source"
@@ -261,7 +261,7 @@ def shuffled_file(path, numbers):
 
 
 @both_mounts
-def test_jumps_to_and_fro_read_little_beyond_what_is_asked_for(source, tmp_path, direct):
+def test_jumps_back_and_forth_read_little_beyond_the_requests(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
         file = safe_open(slow.path / "model.safetensors", "np", ahead=2 * MIB)
         for number in (40, 3, 27):
@@ -301,7 +301,7 @@ def test_a_few_neighbours_at_a_time_are_read_as_without_a_lead(tmp_path, fewest,
 
 
 @both_mounts
-def test_of_neighbours_that_are_always_as_many_little_else_is_read(tmp_path, direct):
+def test_runs_of_equal_length_read_little_else(tmp_path, direct):
     """A lead that doubled within each run of neighbours would read twice as much."""
     folder = tmp_path / "source"
     folder.mkdir()
@@ -353,7 +353,7 @@ def test_without_a_lead_the_read_ahead_of_page_faults_is_doubled_for_a_cold_file
 
 @both_mounts
 @pytest.mark.parametrize("ahead", [None, False])
-def test_short_parts_that_are_picked_at_random_take_a_window_each(source, tmp_path, ahead, direct):
+def test_random_short_parts_take_a_window_each(source, tmp_path, ahead, direct):
     """The read-ahead of page faults doubles only when the program requests more than one window."""
     window_bytes, part_bytes = 128 << 10, 4096
     options = {"delay_ms": 1, "read_ahead_bytes": window_bytes, "direct_io": direct}
@@ -399,7 +399,7 @@ def becomes_resident(array):
     return until(lambda: resident_share(array) >= 0.5)
 
 
-def test_what_was_handed_out_is_read_though_the_file_is_closed(source, tmp_path):
+def test_arrays_handed_out_are_read_ahead_after_the_file_is_closed(source, tmp_path):
     """Programs may take all tensors, close the file, and use the tensors later."""
     with slow_mount(source, tmp_path, delay_ms=20) as slow:
         with safe_open(slow.path / "model.safetensors", "np") as file:
@@ -423,7 +423,7 @@ def test_a_file_of_one_large_tensor_is_in_memory_once_it_is_loaded(tmp_path):
     assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
 
 
-def test_what_nobody_holds_any_more_is_not_read(source, tmp_path):
+def test_dropped_arrays_are_not_read(source, tmp_path):
     # The mount delivers 1 MiB a second, so most of the file is unread when the last tensor is requested.
     with slow_mount(source, tmp_path, delay_ms=500, background=4) as slow:
         with safe_open(slow.path / "model.safetensors", "np", ahead=2 * MIB) as file:
@@ -440,7 +440,9 @@ def test_what_nobody_holds_any_more_is_not_read(source, tmp_path):
     [(0, 512 * MIB, False), (20, 8 * MIB, True), (0, MIB, True)],
     ids=["large window", "large window, slow", "small window"],
 )
-def test_what_the_kernel_brings_in_time_is_left_to_it(source, tmp_path, delay_ms, read_ahead_bytes, has_lead):
+def test_files_that_the_kernel_reads_in_time_have_no_lead(
+    source, tmp_path, delay_ms, read_ahead_bytes, has_lead
+):
     options = {"delay_ms": delay_ms, "read_ahead_bytes": read_ahead_bytes}
     with slow_mount(source, tmp_path, **options) as slow:
         with safe_open(slow.path / "model.safetensors", "np", ahead=4 * MIB) as file:
@@ -455,7 +457,7 @@ def test_what_the_kernel_brings_in_time_is_left_to_it(source, tmp_path, delay_ms
 
 
 @both_mounts
-def test_a_file_for_which_there_was_no_room_gets_its_lead_later(tmp_path, direct):
+def test_a_file_without_room_gets_its_lead_later(tmp_path, direct):
     folder = tmp_path / "source"
     folder.mkdir()
     tensors = {f"t{number:02}": tensor(number) for number in range(16)}
@@ -493,7 +495,7 @@ def test_files_in_memory_have_no_lead(source):
 
 
 @both_mounts
-def test_what_is_written_stays_in_the_array(source, tmp_path, direct):
+def test_writes_stay_in_their_array(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
         path = slow.path / "model.safetensors"
         with safe_open(path, "np") as first, safe_open(path, "np") as second:
@@ -519,7 +521,7 @@ def test_a_failure_ahead_is_the_error_of_the_tensor_that_it_hits(source, tmp_pat
         assert file.get_tensor("t30").sum() == 30 * MIB
 
 
-def test_what_a_reader_meets_ahead_keeps_its_number_and_place(source, tmp_path):
+def test_an_error_of_read_ahead_keeps_its_number_and_offset(source, tmp_path):
     number = errno.ESTALE
     failing = slow_mount(source, tmp_path, direct_io=True, delay_ms=1, fail_after=60, errno=number)
     with failing as slow, safe_open(slow.path / "model.safetensors", "np") as file:
@@ -656,7 +658,7 @@ def test_tensors_that_are_left_out_of_each_layer_are_not_read(norms, tmp_path, d
 
 
 @both_mounts
-def test_of_every_third_layer_the_others_are_not_read(source, tmp_path, direct):
+def test_reading_every_third_layer_skips_the_others(source, tmp_path, direct):
     kept = range(0, TENSORS, 3)
     with (
         slow_mount(source, tmp_path, direct_io=direct, gather=12) as slow,
@@ -668,7 +670,7 @@ def test_of_every_third_layer_the_others_are_not_read(source, tmp_path, direct):
     assert len(kept) * MIB <= slow.counts["read_bytes"] <= (len(kept) + 10) * MIB
 
 
-def test_where_bandwidth_is_short_few_reads_are_beside_the_one_that_is_waited_for(source, tmp_path):
+def test_with_little_bandwidth_few_reads_compete_with_the_awaited_one(source, tmp_path):
     with (
         slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=8 * MIB) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
@@ -678,7 +680,7 @@ def test_where_bandwidth_is_short_few_reads_are_beside_the_one_that_is_waited_fo
     assert 2 <= slow.counts["most_in_flight"] <= 40
 
 
-def test_a_lead_waits_while_the_consumer_is_elsewhere(source, tmp_path):
+def test_a_lead_waits_while_the_program_reads_elsewhere(source, tmp_path):
     with (
         slow_mount(source, tmp_path, direct_io=True, delay_ms=0) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
@@ -696,7 +698,7 @@ def test_a_lead_waits_while_the_consumer_is_elsewhere(source, tmp_path):
         assert until(lambda: slow.gate.counts()["read_bytes"] >= read_bytes + 6 * MIB), "it goes on"
 
 
-def test_what_lies_between_experts_of_two_layers_is_not_waited_for(tmp_path):
+def test_the_gap_between_experts_of_two_layers_delays_nothing(tmp_path):
     """The lead cannot know yet that the program skips the gap. Reading it would delay the requested
     tensors."""
     layers, experts = 3, 64
@@ -771,7 +773,7 @@ def test_a_small_file_comes_at_once(tmp_path, direct):
     assert slow.counts["read_bytes"] <= (1.5 if direct else 3) * 8 * 64 * 1024
 
 
-def test_what_lies_between_columns_is_part_of_the_lead(tmp_path):
+def test_gaps_between_columns_are_part_of_the_lead(tmp_path):
     """Each thread that reads columns needs 1 MiB for the gaps, and half of the lead is reserved for them."""
     source = tmp_path / "source"
     source.mkdir()
@@ -813,7 +815,7 @@ def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, 
 
 
 @both_mounts
-def test_what_was_read_of_a_closed_file_stays_for_longer_than_it_is_read(source, tmp_path, direct):
+def test_bytes_read_of_a_closed_file_outlast_its_read_ahead(source, tmp_path, direct):
     """A program may compute before it reopens the file."""
     assert threads_end("pagestream-idle"), "that of an earlier test"
     with slow_mount(source, tmp_path, direct_io=direct, gather=12) as slow:
@@ -830,7 +832,7 @@ def test_what_was_read_of_a_closed_file_stays_for_longer_than_it_is_read(source,
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
 
 
-def test_nothing_is_read_of_a_file_that_was_closed_a_while_ago(source, tmp_path):
+def test_a_file_closed_a_while_ago_is_not_read(source, tmp_path):
     assert threads_end("pagestream-idle"), "that of an earlier test"
     with slow_mount(source, tmp_path, direct_io=True, delay_ms=0) as slow:
         path = slow.path / "model.safetensors"
@@ -848,7 +850,7 @@ def test_nothing_is_read_of_a_file_that_was_closed_a_while_ago(source, tmp_path)
 
 
 @both_mounts
-def test_what_one_opening_writes_the_next_one_does_not_see(source, tmp_path, direct):
+def test_writes_do_not_show_in_the_next_open(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
         path = slow.path / "model.safetensors"
         for _ in range(3):
@@ -861,7 +863,7 @@ def test_what_one_opening_writes_the_next_one_does_not_see(source, tmp_path, dir
 
 
 @both_mounts
-def test_a_consumer_of_few_tensors_has_no_more_read_ahead_than_it_has_used(source, tmp_path, direct):
+def test_a_program_that_uses_few_tensors_gets_little_read_ahead(source, tmp_path, direct):
     with (
         slow_mount(source, tmp_path, direct_io=direct) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
@@ -971,7 +973,7 @@ def test_each_thread_learns_that_a_file_was_rewritten_under_its_lead(tmp_path):
 
 
 @both_mounts
-def test_a_file_that_was_let_go_of_and_rewritten_is_opened_anew(source, tmp_path, direct):
+def test_a_released_and_rewritten_file_is_opened_anew(source, tmp_path, direct):
     folder = tmp_path / "source"
     folder.mkdir()
     target = folder / "model.safetensors"
@@ -1059,7 +1061,7 @@ def two_shards(folder, tensors):
         safetensors.numpy.save_file(content, folder / f"model-0000{shard}-of-00002.safetensors")
 
 
-def test_the_lead_goes_on_at_half_of_its_length_where_the_shard_before_is_not_used_up(tmp_path):
+def test_the_lead_enters_the_next_shard_with_half_of_its_length(tmp_path):
     folder = tmp_path / "source"
     two_shards(folder, 16)
     with slow_shards(folder, tmp_path, direct_io=True, delay_ms=1) as slow:
@@ -1121,7 +1123,7 @@ def test_threads_that_share_a_file_take_each_tensor_from_the_lead(tmp_path):
 
 
 @both_mounts
-def test_the_next_shard_is_let_go_of_where_nobody_wants_it(shards, tmp_path, direct):
+def test_an_unwanted_next_shard_is_released(shards, tmp_path, direct):
     with slow_shards(shards, tmp_path, direct_io=direct) as slow:
         first, second, _ = sorted(slow.path.iterdir())
         with safe_open(first, "np") as file:
@@ -1190,7 +1192,7 @@ def test_a_shard_that_takes_long_to_open_is_read_once(shards, tmp_path, direct):
 
 
 @both_mounts
-def test_a_relative_path_is_that_of_the_present_directory(source, tmp_path, monkeypatch, direct):
+def test_a_relative_path_follows_the_current_directory(source, tmp_path, monkeypatch, direct):
     other = tmp_path / "other"
     other.mkdir()
     safetensors.numpy.save_file({"t00": np.full(7, 7, "u1")}, other / "model.safetensors")

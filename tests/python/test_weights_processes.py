@@ -106,7 +106,7 @@ def test_processes_that_load_together_read_each_byte_once(source, digest, tmp_pa
 
 @every_way
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
-def test_one_that_dies_or_stalls_keeps_none_of_the_others(source, digest, tmp_path, way, keeps, stop):
+def test_a_dead_or_stalled_process_does_not_stop_the_others(source, digest, tmp_path, way, keeps, stop):
     with (
         mounted(source, tmp_path, keep_cache=keeps) as slow,
         loading(way, slow.path, 3) as found,
@@ -140,7 +140,7 @@ def held(way, folder):
 
 @pytest.mark.parametrize("first", ["stream", "safe_open"])
 @pytest.mark.parametrize("way", ["stream", "safe_open"])
-def test_one_that_comes_later_reads_what_is_in_memory(source, digest, tmp_path, first, way):
+def test_a_later_process_reads_from_the_page_cache(source, digest, tmp_path, first, way):
     with mounted(source, tmp_path) as slow, held(first, slow.path), loading(way, slow.path, 2) as found:
         begin(found)
         assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
@@ -200,7 +200,7 @@ def test_a_process_with_other_rights_gets_nothing(source, tmp_path):
         assert found == dict.fromkeys(RESTRICTIONS, "0")
 
 
-def test_a_process_that_may_not_read_a_file_does_not_get_it_passed():
+def test_a_file_is_not_passed_to_a_process_without_permission():
     """Another process of the same user belongs to the group that may read the file."""
     if os.geteuid() != 0:
         real.missing("root, for groups")
@@ -248,7 +248,7 @@ def bound(names, user, message, *descriptors):
         yield
 
 
-def test_another_user_that_has_the_names_keeps_nobody_from_reading(source, digest, tmp_path):
+def test_names_taken_by_another_user_block_no_reader(source, digest, tmp_path):
     with mounted(source, tmp_path, keep_cache=True) as slow:
         names = {name_of(path) for path in slow.path.iterdir()}
         with (
@@ -299,7 +299,7 @@ def test_a_child_of_a_fork_leaves_the_offer_alone_and_does_not_answer(source, di
             os.kill(int(child), signal.SIGKILL)
 
 
-def test_without_a_page_cache_each_process_reads_for_itself_and_it_is_said(source, digest, tmp_path):
+def test_without_a_page_cache_each_process_reads_for_itself_and_explain_says_so(source, digest, tmp_path):
     with mounted(source, tmp_path, direct_io=True) as slow:
         with loading("stream", slow.path, 2) as found:
             begin(found)
@@ -328,7 +328,7 @@ def told_until(process, word):
         assert process.poll() is None
 
 
-def test_one_that_comes_when_others_have_closed_a_file_finds_it_in_memory(source, tmp_path):
+def test_a_process_that_comes_after_a_file_was_closed_finds_it_in_memory(source, tmp_path):
     """One process opened the file and another received it, and both closed it at the same time."""
     program = PROGRAMS / "weights_processes/load.py"
     with (
@@ -345,7 +345,7 @@ def test_one_that_comes_when_others_have_closed_a_file_finds_it_in_memory(source
     assert WHOLE // SHARDS <= slow.counts["read_bytes"] <= WHOLE // SHARDS + LITTLE
 
 
-def test_one_that_is_a_file_behind_finds_it_in_memory(source, digest, tmp_path):
+def test_a_process_one_file_behind_finds_it_in_memory(source, digest, tmp_path):
     """A closed file is kept for processes that are behind."""
     program = PROGRAMS / "weights_processes/load.py"
     with (

@@ -47,7 +47,7 @@ def compared(path, steps, **options):
 
 
 @direct_or_cached
-def test_they_are_read_in_pieces_and_once(source, tmp_path, direct):
+def test_experts_are_read_in_pieces_and_once(source, tmp_path, direct):
     with real.slow_fuse(source, tmp_path / "mount", delay_ms=1, gather=4, direct_io=direct) as slow:
         compared(slow.path / "model.safetensors", range(EXPERTS))
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + MIB
@@ -77,7 +77,7 @@ def test_others_read_little_more_than_they_use(source, tmp_path, direct, steps):
     assert slow.counts["read_bytes"] <= 2 * least + MIB
 
 
-def test_nothing_is_read_ahead_without_a_lead_and_no_more_than_one_may_be(source, tmp_path):
+def test_without_a_lead_nothing_is_read_ahead_and_a_lead_keeps_its_limit(source, tmp_path):
     path = tmp_path / "mount/model.safetensors"
     read = {}
     for ahead in (False, 4 * EXPERT_BYTES):

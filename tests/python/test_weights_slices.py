@@ -115,7 +115,7 @@ any_index = any_slice | st.lists(numbers | any_slice | st.none() | st.just(...),
 
 @settings(max_examples=3000)
 @given(arrays.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=9), any_index)
-def test_an_index_is_refused_where_numpy_refuses_it_and_means_the_same_otherwise(shape, index):
+def test_indices_behave_as_in_numpy(shape, index):
     array = np.arange(int(np.prod(shape))).reshape(shape)
     try:
         expected = array[index]
@@ -222,7 +222,7 @@ def test_raw_slices_count_bytes(tmp_path, mode, framework):
 
 
 @pytest.mark.parametrize(("dtype", "shape", "nbytes"), [("F4", [2, 1], 1), ("F6_E2M3", [4], 3)])
-def test_what_torch_has_no_tensor_for_is_a_safetensor_error(tmp_path, dtype, shape, nbytes):
+def test_types_that_torch_lacks_are_safetensor_errors(tmp_path, dtype, shape, nbytes):
     path = write(tmp_path / "t", weight_file({"t": entry(dtype, shape, 0, nbytes)}, nbytes))
     with pytest.raises(SafetensorError, match=dtype):
         safe_open(path, "pt").get_slice("t")[...]
@@ -362,7 +362,7 @@ def test_names_and_closed_files(path):
 
 @every_framework
 @every_mode
-def test_one_run_is_a_view_and_anything_else_memory_of_its_own(path, mode, framework):
+def test_a_single_run_is_a_view_and_other_parts_are_copies(path, mode, framework):
     with safe_open(path, framework, mmap_mode=mode) as file:
         part = file.get_slice("matrix")
     run, rows, item, column = part[10:20], part[3], part[5, 7], part[:, 1]
@@ -476,7 +476,7 @@ def most_of(index, nbytes, pages):
 
 
 @every_mode
-def test_just_the_bytes_that_are_needed_are_read(path, mode):
+def test_only_the_needed_bytes_are_read(path, mode):
     found = counted(path, mode, [index for index, _, _ in PARTS], cold=False)
     for (rchar, _), (index, nbytes, pages) in zip(found, PARTS, strict=True):
         # Cached bytes may be copied from a shared mapping.
@@ -485,7 +485,7 @@ def test_just_the_bytes_that_are_needed_are_read(path, mode):
 
 
 @every_mode
-def test_just_the_pages_that_are_needed_come_from_the_disk(path, mode, tmp_path):
+def test_only_the_needed_pages_come_from_the_disk(path, mode, tmp_path):
     if real.file_system_type(tmp_path) in ("tmpfs", "overlay"):
         real.missing("a folder for temporary files on a disk")
     found = counted(path, mode, [index for index, _, _ in PARTS], cold=True)
@@ -599,7 +599,7 @@ def test_a_fork_goes_on_slicing(path):
     assert output_of(code, path) == "both"
 
 
-def test_ctrl_c_is_heard_while_storage_is_slow(path, tmp_path):
+def test_ctrl_c_works_while_storage_is_slow(path, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     write(source / "weights", Path(path).read_bytes())
@@ -614,7 +614,7 @@ def test_ctrl_c_is_heard_while_storage_is_slow(path, tmp_path):
     assert slow.counts["read_requests"] < 300
 
 
-def test_memory_stays_small_whatever_is_sliced(tmp_path):
+def test_memory_stays_small_for_any_slice(tmp_path):
     """For a sparse file of 64 GiB, neither the plan nor the reads take memory beyond the result."""
     code = PROGRAMS / "weights_slices/memory_stays_small_whatever_is_sliced.py"
     path = tmp_path / "sparse"

@@ -221,7 +221,7 @@ def test_copy_is_true_or_false(folder):
         open_checkpoint(folder).stream(copy=1)
 
 
-def test_auto_takes_views_of_what_is_cached_and_reads_what_is_not(folder):
+def test_auto_views_cached_tensors_and_reads_the_others(folder):
     def views(weights):
         arrays = [array for _, array in weights.stream() if array.size]
         return {any(place_in_file(array, path) for path in weights.files) for array in arrays}
@@ -332,7 +332,7 @@ def test_a_tensor_larger_than_the_budget_is_read(folder, everything):
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
+def test_many_requests_are_in_flight_on_a_slow_mount(tmp_path, direct):
     source = tmp_path / "source"
     source.mkdir()
     tensors = {f"t{number:02}": np.full(MIB, number, "u1") for number in range(64)}
@@ -550,7 +550,7 @@ def test_a_child_of_a_fork_is_told_and_streams_of_its_own_work(folder):
     assert output_of(PROGRAMS / "weights_streaming" / "forked.py", folder) == "told\n7"
 
 
-def test_ctrl_c_is_heard_while_a_read_hangs(tmp_path):
+def test_ctrl_c_works_while_a_read_hangs(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     safetensors.numpy.save_file({"t": np.ones(8 * MIB, "u1")}, source / "m.safetensors")
@@ -658,7 +658,7 @@ def test_the_explanation_has_facts_decision_and_reasons(tmp_path, monkeypatch, d
     assert slow.counts["read_bytes"] <= 6 * MIB
 
 
-def test_what_is_in_memory_is_not_timed(folder):
+def test_cached_bytes_are_not_timed(folder):
     weights = open_checkpoint(folder)
     for _ in weights.stream(strategy="pread"):
         pass
@@ -675,7 +675,7 @@ def test_what_is_in_memory_is_not_timed(folder):
         ("shared", 'arrays lie on read-only pages (mode "shared" was asked for): a write to them'),
     ],
 )
-def test_the_pages_of_arrays_are_told(folder, mode, told):
+def test_explain_reports_the_pages_of_arrays(folder, mode, told):
     assert told in open_checkpoint(folder, mmap_mode=mode).explain()
     assert "arrays lie" not in open_checkpoint(folder, mmap_mode="read").explain()
 
@@ -721,7 +721,7 @@ def test_the_page_cache_stays_as_it_was(tmp_path, tensors, options, mmap_mode):
     assert seen_once(ordinary_reads_stay)
 
 
-def test_what_was_in_the_page_cache_before_stays_there(tmp_path):
+def test_pages_cached_before_stay_cached(tmp_path):
     mebibyte_tensors(tmp_path / "model.safetensors", 16)
     evict(tmp_path)
     with open_checkpoint(tmp_path) as weights:

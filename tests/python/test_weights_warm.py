@@ -145,7 +145,7 @@ every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
 
 @both_mounts
 @every_use
-def test_what_was_read_is_not_read_again(source, tmp_path, use, direct):
+def test_bytes_read_once_are_not_read_again(source, tmp_path, use, direct):
     with slow_weights(source, tmp_path, direct_io=direct, gather=10) as (slow, weights):
         lead = weights.warm(memory_bytes=AMPLE)
         assert lead.wait()
@@ -158,7 +158,7 @@ def test_what_was_read_is_not_read_again(source, tmp_path, use, direct):
 
 @both_mounts
 @every_use
-def test_what_is_being_read_is_not_read_twice(source, tmp_path, use, direct):
+def test_bytes_in_flight_are_not_read_twice(source, tmp_path, use, direct):
     with slow_weights(source, tmp_path, direct_io=direct, gather=10) as (slow, weights):
         weights.warm(memory_bytes=AMPLE)
         use(weights)
@@ -321,7 +321,7 @@ def test_columns_are_read_ahead(source, tmp_path):
     assert slow.counts["read_bytes"] <= 4 * MIB + 65536
 
 
-def test_what_lies_between_columns_is_part_of_the_limit(source, tmp_path):
+def test_gaps_between_columns_are_part_of_the_limit(source, tmp_path):
     """Each thread that reads columns needs 1 MiB for the gaps, and half of the limit is reserved for them."""
     with slow_weights(source, tmp_path, direct_io=True) as (slow, weights):
         plan = dict.fromkeys(weights, np.s_[:, 512:])
@@ -591,7 +591,7 @@ def test_a_child_of_a_fork_reads_by_itself(source, tmp_path, direct):
 
 
 @both_mounts
-def test_ctrl_c_is_heard_while_reads_hang(source, tmp_path, direct):
+def test_ctrl_c_works_while_reads_hang(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=0) as slow:
         slow.gate.hold(4 * MIB)
         program = PROGRAMS / "weights_warm" / "interrupted.py"

@@ -46,7 +46,7 @@ def path(tmp_path, contents):
 
 
 @pytest.mark.parametrize("framework", ["np", "pt"])
-def test_a_conversion_of_one_tensor_after_the_other_needs_memory_for_one(path, contents, framework):
+def test_a_conversion_tensor_by_tensor_needs_memory_for_one(path, contents, framework):
     with safe_open(path, framework) as file:
         for name, size in SIZES.items():
             tensor = file.get_tensor(name)
@@ -57,7 +57,7 @@ def test_a_conversion_of_one_tensor_after_the_other_needs_memory_for_one(path, c
         assert written_bytes_of(path) <= LARGE - 1 + 8 * PAGE
 
 
-def test_so_does_a_conversion_of_a_dict_that_is_emptied(path, contents):
+def test_a_conversion_that_empties_its_dict_needs_memory_for_one(path, contents):
     tensors = load_file(path)
     for name in SIZES_LARGE:
         tensors[name] += 1

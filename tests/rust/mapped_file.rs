@@ -70,7 +70,7 @@ fn ranges_that_overflow_are_refused() {
 }
 
 #[test]
-fn a_cut_file_is_an_error_that_tells_where_and_why() {
+fn a_cut_file_is_an_error_with_place_and_cause() {
     let (_folder, path, bytes) = numbered(1 << 20);
     for mode in MODES {
         std::fs::write(&path, &bytes).expect("restored");

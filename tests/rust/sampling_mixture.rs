@@ -492,7 +492,7 @@ fn weights_and_starts_that_cannot_be_used_are_refused() {
 
 /// A saved state contains this version. The draws of a version never change.
 #[test]
-fn version_2_is_what_it_was() {
+fn version_2_is_unchanged() {
     let schedule = mix(&[20, 9, 4], &[5, 3, 1], Exhausted::Drop, Order::Shuffled, 11);
     let pairs = |draws: Vec<Draw>| draws.iter().map(|draw| (draw.source, draw.index)).collect::<Vec<_>>();
     let drawn = draws(&schedule, 6, 8);

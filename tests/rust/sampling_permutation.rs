@@ -210,7 +210,7 @@ fn seeds_and_epochs_give_unrelated_orders() {
 
 /// A saved state contains this version. The orders of a version never change.
 #[test]
-fn version_1_is_what_it_was() {
+fn version_1_is_unchanged() {
     assert_eq!(ORDER_VERSION, 1);
     assert_eq!(order(10, 0, 0), [1, 8, 6, 9, 5, 3, 2, 4, 7, 0]);
     let permutation = permutation(10_000_000_000, 42, 3);

@@ -133,7 +133,7 @@ fn random_starts_of_an_awkward_range_are_unbiased() {
 
 /// A saved state contains this version. The orders of a version never change.
 #[test]
-fn version_1_is_what_it_was() {
+fn version_1_is_unchanged() {
     let indices = |order| draws(&schedule(100, order, 7), 96, 8).iter().map(|draw| draw.index).collect();
     let found: Vec<Vec<u64>> = ORDERS.into_iter().map(indices).collect();
     let expected = [

@@ -180,7 +180,7 @@ fn large() -> Vec<Indexed> {
 }
 
 #[test]
-fn what_is_larger_than_a_piece_is_cut() {
+fn runs_larger_than_a_piece_are_cut() {
     let folder = TempDir::new().expect("a folder");
     let bytes = content(2_400_000);
     let path = file_of(&folder, &bytes);
@@ -255,7 +255,7 @@ fn a_plan_of_a_huge_tensor_takes_no_memory() {
 }
 
 #[test]
-fn what_is_no_selection_of_the_tensor_is_refused() {
+fn invalid_selections_are_refused() {
     let refused = |first, shape: &[u64], strides: &[i64], item| {
         matches!(Selection::new(first, shape, strides, item, 100), Err(Error::Argument { .. }))
     };
@@ -340,7 +340,7 @@ fn a_file_that_was_rewritten_is_an_error_in_every_mode() {
 }
 
 #[test]
-fn it_stops_when_it_is_told_to() {
+fn a_read_stops_on_request() {
     let folder = TempDir::new().expect("a folder");
     // No machine reads this many rows within a period.
     let rows = 5_000_000;

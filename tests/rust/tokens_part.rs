@@ -91,7 +91,7 @@ fn a_part_outside_the_corpus_is_refused() {
 }
 
 #[test]
-fn each_is_closed_by_itself_and_the_last_one_closes_the_files() {
+fn parts_close_separately_and_the_last_one_closes_the_files() {
     let (_folder, whole) = corpus(&[3, 4], RequestedMode::Auto);
     let (left, right) = (whole.part(0, 2).expect("inside"), whole.part(2, 7).expect("inside"));
     left.close();
@@ -116,7 +116,7 @@ fn a_part_that_is_dropped_no_longer_keeps_the_files_open() {
 }
 
 #[test]
-fn a_fingerprint_is_one_of_the_part() {
+fn a_part_has_its_own_fingerprint() {
     let (_folder, whole) = corpus(&[4000, 3000], RequestedMode::Auto);
     let fingerprint = |start, stop| {
         let part = whole.part(start, stop).expect("inside");

@@ -86,7 +86,7 @@ fn names_come_in_order_of_the_files_and_then_of_the_data() {
 }
 
 #[test]
-fn all_problems_are_told_together() {
+fn one_error_reports_all_problems() {
     let folder = tempfile::tempdir().expect("a folder");
     write(&folder.path().join("m-1"), &["a"]);
     std::fs::write(folder.path().join("m-4"), "short").expect("written");
@@ -108,7 +108,7 @@ fn all_problems_are_told_together() {
 }
 
 #[test]
-fn a_partial_checkpoint_has_what_is_there_and_the_problem() {
+fn a_partial_checkpoint_has_the_present_files_and_the_problem() {
     let folder = tempfile::tempdir().expect("a folder");
     write(&folder.path().join("m-2"), &["a", "other"]);
     write(&folder.path().join("m-4"), &["other", "b"]);
@@ -144,7 +144,7 @@ fn files_that_are_apart_follow_their_index() {
 }
 
 #[test]
-fn of_many_problems_the_first_few_and_their_number_are_told() {
+fn the_error_names_a_few_of_many_problems_and_their_number() {
     let folder = tempfile::tempdir().expect("a folder");
     let names: Vec<_> = (0..40).map(|number| format!("m-{number}")).collect();
     index(folder.path(), &names.iter().map(|name| (&**name, &**name)).collect::<Vec<_>>());
@@ -186,7 +186,7 @@ fn the_index_decides_or_without_strictness_the_last_file() {
 }
 
 #[test]
-fn a_file_of_the_callers_own_that_is_not_there_keeps_its_error() {
+fn a_missing_file_named_by_the_caller_keeps_its_error() {
     let folder = tempfile::tempdir().expect("a folder");
     write(&folder.path().join("a"), &["a"]);
     let files = ["a", "missing"].map(|name| folder.path().join(name)).into();

@@ -57,7 +57,7 @@ fn tensors_are_found_by_name_and_in_both_orders() {
 }
 
 #[test]
-fn names_that_begin_alike_are_told_apart() {
+fn names_with_a_common_prefix_are_distinguished() {
     let alike = "model.layers.0.";
     let ends = ["é", "b", "aaaaaaaab", "aaaaaaaaa", "aaaaaaaa", "a\0", "a", "\0\0", "\0", ""];
     let mut names: Vec<_> = ends.iter().map(|end| format!("{alike}{end}")).collect();

@@ -38,13 +38,13 @@ fn metadata_may_be_absent_and_other_fields_are_ignored() {
 }
 
 #[test]
-fn escaped_names_are_the_names_that_they_spell() {
+fn escaped_names_are_unescaped() {
     let index = parse(r#"{"weight_map": {"\u0061\n": "\u0062"}}"#).expect("valid");
     assert_eq!(names(&index), [("a\n".into(), "b".into())]);
 }
 
 #[test]
-fn what_is_no_index_is_refused_and_the_message_says_why() {
+fn an_invalid_index_is_refused_with_the_reason() {
     for (json, words) in [
         ("", "EOF"),
         ("[]", "expected an object with `weight_map`"),
@@ -89,7 +89,7 @@ fn the_last_of_two_counts() {
 }
 
 #[test]
-fn files_that_are_no_plain_relative_paths_are_refused_together() {
+fn paths_that_are_not_plain_and_relative_are_refused_together() {
     let wrong = [
         ("", "empty"),
         ("/etc/passwd", "absolute"),
@@ -169,7 +169,7 @@ proptest! {
 }
 
 #[test]
-fn what_transformers_writes_is_read() {
+fn indexes_of_transformers_are_read() {
     let text = "{\n  \"metadata\": {\n    \"total_parameters\": 5,\n    \"total_size\": 20\n  },\n  \
                 \"weight_map\": {\n    \"a\": \"model-1.safetensors\",\n    \"b\": \"model-2.safetensors\"\n  }\n}\n";
     let found = parse(text).expect("valid");

@@ -161,7 +161,7 @@ fn a_batch_has_elements_of_the_stated_size() {
 }
 
 #[test]
-fn what_is_called_a_copy_has_the_bytes_of_the_file() {
+fn types_are_copies_exactly_if_their_bytes_are_unchanged() {
     for &(name, _, dtype) in TOKEN_DTYPES {
         let (least, greatest) = limits(dtype);
         let tokens: Vec<i128> = (0..90).map(|n| if n % 2 == 0 { least + n } else { greatest - n }).collect();
