@@ -138,7 +138,7 @@ def token_file(tmp_path):
 
 @pytest.fixture
 def big_file(tmp_path):
-    """Returns a file of 16 MiB in which each 8 bytes hold their own number."""
+    """Returns a file of 16 MiB. Each 8 bytes hold their own number."""
     path = tmp_path / "big.bin"
     np.arange(2 << 20, dtype="u8").tofile(path)
     return path

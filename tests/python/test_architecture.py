@@ -74,8 +74,8 @@ def rust_files():
 
 
 def used_rooms(text, file=None):
-    """Returns the rooms that the code names, two segments deep. A name follows `crate::`, or as many
-    `super::` as it takes to leave the file's own room. Comments do not count."""
+    """Returns the rooms that the code names, two segments deep. A name follows `crate::`, or enough `super::`
+    to leave the file's own room. Comments do not count."""
     code = re.sub(r"//.*", "", text)
     if file is not None:
         depth = len(file.relative_to(SOURCE).parts) - (file.name == "mod.rs")
@@ -163,7 +163,7 @@ SLICES_OF_MEMORY = {"os/memory/parts.rs", "os/memory/uninit.rs", "python/writabl
 def test_no_reference_is_made_to_mapped_memory():
     """No code holds a `&[u8]` over a mapping. Slices refer to other memory only."""
     code = {str(file.relative_to(SOURCE)): file.read_text() for file in rust_files()}
-    # One call covers a filled block before anyone else sees it, and another covers a filled range.
+    # The calls cover a filled block that no other code has seen yet, and a filled range.
     read = {name for name, text in code.items() if re.search(r"\b(?<!Vec::)from_raw_parts\b", text)}
     assert read == {"os/memory/parts.rs"}
     mutable = {name for name, text in code.items() if re.search(r"\bfrom_raw_parts_mut\b", text)}

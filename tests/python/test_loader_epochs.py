@@ -192,7 +192,7 @@ def test_samples_consumed_is_steps_times_rows_where_no_window_is_dropped(path):
             assert loader.state_dict()["samples_consumed"] == at_the_end
 
 
-# A state from a version in which a loop was not yet an epoch, and the batches that follow it.
+# A state from a version without epochs in loops, and the batches that follow it.
 OLD_STATE = {
     "version": 1,
     "fingerprint": "6e0e3447d5e4236d",

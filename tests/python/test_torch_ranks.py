@@ -41,7 +41,7 @@ def write_checkpoint(folder):
             f"layers.{part}.scale": torch.tensor(part + 0.5),
             f"layers.{part}.empty": torch.empty(0, 4),
             f"layers.{part}.eighths": torch.randn(64, 64).to(torch.float8_e4m3fn),
-            # One of these is larger than a piece of 8 MiB.
+            # The first of these is larger than a piece of 8 MiB.
             f"layers.{part}.large": torch.randn((760, 300)[part], 3000),
         }
         save_file(tensors, folder / f"model-{part}.safetensors")
@@ -120,7 +120,7 @@ def last_words(ranks):
     ],
 )
 def test_a_missing_rank_is_named(tmp_path, gone, signal_name, hurrying, told):
-    """Rank 0 hosts the store of the group. Without it, no rank can tell what happened to the others."""
+    """Rank 0 hosts the store of the group. Without it, no rank can tell which rank has failed."""
     write_checkpoint(tmp_path)
     by_rank = {rank: {"HURRIES": what} for rank, what in hurrying.items()}
     with started(tmp_path, by_rank=by_rank, HURRY=str(tmp_path / "hurry")) as ranks:
@@ -192,7 +192,7 @@ def test_a_rank_that_does_not_begin_is_waited_for_as_long_as_the_group_says(tmp_
     program = PROGRAMS / "torch_ranks/ends.py"
     with started(tmp_path, program=program, ABSENT_RANK="1", TIMEOUT_SECONDS="3") as ranks:
         errors = last_words([ranks[0], ranks[2]])
-    # The first rank to give up tells the others.
+    # The first rank to give up tells all ranks.
     assert {kind for kind, *_ in errors} <= {"TimeoutError", "RankError"}
     for _, message, seconds, logged in errors:
         assert "process_group: rank 1 did not join the load within 3 s, the time-out of the group" in message

@@ -122,8 +122,8 @@ def test_a_dead_or_stalled_process_does_not_stop_the_others(source, digest, tmp_
             assert last_lines(found[:1]) == [digest]
     most_bytes = WHOLE + LITTLE
     if not keeps:
-        # A killed process loses its part of a shard. While one process is stopped, the others open the files
-        # that it offers, and may drop each other's pages. When it resumes, it opens the files of the others.
+        # A killed process loses its part of a shard. While one process is stopped, the other processes open
+        # the files that it offers, and may drop each other's pages. When it resumes, it opens their files.
         for_themselves = 2 if way == "safe_open" else 1
         most_bytes += for_themselves * WHOLE if stop == signal.SIGSTOP else WHOLE // SHARDS
     assert WHOLE <= slow.counts["read_bytes"] <= most_bytes

@@ -81,14 +81,14 @@ def output_of(
     *arguments,
     **options,
 ):
-    """Returns the output of a program, which must succeed. The options are those of `run_python`."""
+    """Returns the output of a program, which must succeed. Options: see `run_python`."""
     done = run_python(code, *arguments, **options)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
 
 def start_python(program, *arguments, wrapper=(), with_torch=False, has_brief_end=False, **environment):
-    """Starts a program with pipes for standard input and output. The options are those of `run_python`."""
+    """Starts a program with pipes for standard input and output. Options: see `run_python`."""
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     options["env"] = {**os.environ, **environment}
     if with_torch:

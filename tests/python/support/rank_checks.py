@@ -135,7 +135,7 @@ def some_tensors_on_each_rank(folder):
     names = list(everything(folder))
     mine = names[dist.get_rank() :: dist.get_world_size()]
     assert sorted(streamed(folder, mine)) == sorted(mine)
-    # One rank requests nothing.
+    # The first rank requests nothing.
     assert streamed(folder, [] if dist.get_rank() == 0 else names[:3]) == (
         [] if dist.get_rank() == 0 else names[:3]
     )
@@ -151,7 +151,7 @@ def rows_and_whole_tensors_with_little_memory(folder):
 
 
 def tensors_that_are_not_shared_come_without_waiting(folder):
-    """A rank waits for the others to finish, and they need nothing from it until the end."""
+    """The last rank waits until the other ranks finish. They need nothing from it until the end."""
     plan = plan_of(folder, lambda shape: np.s_[slice(*share(shape[0]))])
     plan = {name: index for name, index in plan.items() if index is not None}
     group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
@@ -421,7 +421,7 @@ def nothing_wanted_by_one_rank_by_storage_reader(folder):
 
 
 def a_rank_without_files_by_storage_reader(folder):
-    """One rank's mount is still empty, and the planner accepts a partial load."""
+    """The mount of the last rank is still empty, and the planner accepts a partial load."""
     if dist.get_world_size() < 2:
         return
     empty = folder / "empty"
@@ -512,7 +512,7 @@ def a_bad_argument(folder):
 
 
 def a_rank_with_fake_tensors(folder):
-    """Such a rank has no bytes for the others."""
+    """A rank with fake tensors has no bytes to share."""
 
     def begin(is_failing):
         with FakeTensorMode() if is_failing else nullcontext():
@@ -564,7 +564,7 @@ def a_consumer_that_fails_where_nobody_needs_it(folder):
 
 
 def a_failure_is_heard_between_tensors_of_a_ranks_own(folder):
-    """A rank that needs nothing from the others notices a failure before it has loaded all of its tensors."""
+    """A rank that needs no shared bytes notices a failure before it has loaded all of its tensors."""
     names = [name for name, tensor in everything(folder).items() if tensor.numel()]
     of_rank, seen = names[dist.get_rank() :: dist.get_world_size()], []
 
@@ -644,7 +644,7 @@ def a_stream_that_nobody_begins(folder):
 
 
 def a_rank_that_needs_no_more(folder):
-    """One rank leaves after its last tensor, without requesting another one."""
+    """The first rank leaves after its last tensor, without requesting another one."""
     names = list(everything(folder))
     stream = stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD)
     is_first = dist.get_rank() == 0
@@ -664,14 +664,14 @@ def a_rank_that_wants_little_and_leaves_with_it(folder):
 
 
 def another_checkpoint(folder):
-    """One rank's tensor has another shape."""
+    """The last rank's tensor has another shape."""
     if dist.get_world_size() < 2:
         return
     other = folder / f"other-{dist.get_rank()}"
     source_of(other).mkdir()
     is_odd = dist.get_rank() == dist.get_world_size() - 1
     save_file({"t": torch.zeros(3 + is_odd)}, source_of(other) / "model.safetensors")
-    # The first rank that detects this tells the others.
+    # The first rank that detects this tells all ranks.
     with pytest.raises(
         (ValueError, RankError), match=f"rank {dist.get_world_size() - 1} has a different checkpoint"
     ):
@@ -690,7 +690,7 @@ def copies_of_a_checkpoint(folder):
     found = dict(stream_checkpoint(own, device="cpu", process_group=dist.group.WORLD))
     assert torch.equal(found["t"], torch.arange(3000))
     save_file({"t": torch.arange(3000) + (rank == size - 1), "one": torch.ones(1)}, path)
-    # Its time differs from that of the others by one nanosecond.
+    # The time of the last rank's copy differs by one nanosecond.
     os.utime(path, ns=(1, 10**18 + (rank == size - 1)))
     if size > 1:
         with pytest.raises((ValueError, RankError), match=f"and {size - 1} have different checkpoints: 't'"):
