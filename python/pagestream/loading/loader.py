@@ -396,8 +396,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     def epoch(self, number: int) -> Epoch[BatchT_co]:
         """Returns an epoch, as an iterable with a length.
 
-        Each loop over it moves the loader to the beginning of the epoch, and leaves it at the end. A loop over
-        this loader that has not ended then raises ``RuntimeError``. To validate during an epoch, create
+        Each loop over it moves the loader to the beginning of the epoch, and leaves it at the end. An
+        unfinished loop over this loader then raises ``RuntimeError``. To validate during an epoch, create
         another loader. An endless loader also has epochs.
 
         Args:
