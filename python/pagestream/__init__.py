@@ -21,6 +21,8 @@ from pagestream._common.public import names_of  # noqa: E402
 from pagestream._native import __version__  # noqa: E402
 
 if TYPE_CHECKING:
+    from pagestream import safetensors as safetensors
+    from pagestream import torch as torch
     from pagestream.files.guard import guard
     from pagestream.files.mapped_file import FileSystem, MappedFile, Residency
     from pagestream.files.staging import StagingBuffer

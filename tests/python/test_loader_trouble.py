@@ -276,7 +276,7 @@ def test_arguments_without_effect_or_sense_are_refused(tmp_path, options, error,
         TokenLoader(corpus, **{"sequence_length": LENGTH, "batch_size": 1, **options})
 
 
-@pytest.mark.parametrize("dtype", [np.dtype("int32"), np.int32, "int32"])
+@pytest.mark.parametrize("dtype", [np.dtype("int32"), np.int32, "int32", "i4", "torch.int32"], ids=repr)
 def test_a_type_may_be_numpys_own(tmp_path, dtype):
     corpus = write(tmp_path / "tokens.bin", 100)
     with TokenLoader(corpus, sequence_length=LENGTH, batch_size=1, dtype=dtype) as loader:

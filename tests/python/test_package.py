@@ -7,7 +7,7 @@ import pickle
 import sys
 import typing
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -27,9 +27,35 @@ def imports_for_type_checkers():
 
 def test_type_checkers_and_programs_find_each_name_in_the_same_module():
     homes = imports_for_type_checkers()
-    assert {*homes, "errors", "__version__"} == set(pagestream.__all__)
-    for name, home in homes.items():
-        assert getattr(pagestream, name) is getattr(importlib.import_module(home), name)
+    modules = {name for name, home in homes.items() if home == "pagestream"}
+    assert modules == {"safetensors", "torch"}
+    assert {*homes, "errors", "__version__"} - modules == set(pagestream.__all__)
+    for name in homes.keys() - modules:
+        assert getattr(pagestream, name) is getattr(importlib.import_module(homes[name]), name)
+
+
+@pytest.mark.frameworks
+def test_pydantic_can_check_the_arguments_of_each_public_function():
+    """It evaluates annotations in the module that a function names."""
+    from pydantic import PydanticUserError, validate_call
+
+    functions = [
+        getattr(module, name)
+        for module in (pagestream, pagestream.torch)
+        for name in module.__all__
+        if isinstance(getattr(module, name), FunctionType)
+    ]
+    assert len(functions) > 5
+    checked = []
+    for function in functions:
+        try:
+            validate_call(function, config={"arbitrary_types_allowed": True})
+        except PydanticUserError as error:
+            # Before Python 3.12, pydantic refuses typing.TypedDict.
+            assert (error.code, sys.version_info < (3, 12)) == ("typed-dict-version", True)
+        else:
+            checked.append(function.__name__)
+    assert {"open_tokens", "open_checkpoint", "write_tokens", "load_state_dict"} <= set(checked)
 
 
 PUBLIC = ["pagestream", "pagestream.errors", "pagestream.safetensors", "pagestream.torch"]

@@ -77,7 +77,7 @@ def test_raw_files_are_uint16_unless_told_otherwise(path):
     assert len(open_tokens(path, dtype="u4", format="raw")) == 2500
 
 
-@pytest.mark.parametrize("dtype", [np.uint32, "uint32", "<u4", np.dtype("u4")], ids=str)
+@pytest.mark.parametrize("dtype", [np.uint32, "uint32", "<u4", np.dtype("u4"), "torch.uint32"], ids=str)
 def test_a_type_can_be_given_in_all_of_numpys_ways(path, dtype):
     assert open_tokens(path, dtype=dtype, format="raw").dtype == np.dtype("<u4")
 

@@ -199,11 +199,26 @@ def test_the_default_device_does_not_matter(folder, strategy):
     same(found, loaded(folder))
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, "float16", "half", "torch.float16", np.float16, np.dtype("f2"), "f2"],
+    ids=repr,
+)
+def test_a_type_to_cast_to_is_torchs_or_numpys(folder, dtype):
+    found = load_state_dict(folder, dtype=dtype)
+    assert {tensor.dtype for tensor in found.values() if tensor.is_floating_point()} == {torch.float16}
+
+
+def test_the_name_float_is_torchs(folder):
+    found = load_state_dict(folder, dtype="float")
+    assert {tensor.dtype for tensor in found.values() if tensor.is_floating_point()} == {torch.float32}
+
+
 def test_a_type_is_not_cast_to_what_loses_it(every_type):
     with pytest.raises(ValueError, match=r"dtype must be a floating-point type, not torch.int8"):
         load_state_dict(every_type, dtype=torch.int8)
     with pytest.raises(
-        TypeError, match=r"dtype must be a torch.dtype or the name of one, .* not 'half-size'"
+        TypeError, match=r"dtype must be a type of torch or NumPy, or the name of one, .* not 'half-size'"
     ):
         stream_checkpoint(every_type, device="cpu", dtype="half-size")
 

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 
 import pagestream
-import pagestream.safetensors
 from pagestream import Batch, Epoch, LoaderMetrics, PackedBatch
 from pagestream import TokenLoader as NumpyTokenLoader
 from pagestream.safetensors import safe_open
@@ -133,3 +132,10 @@ def refused(path: str) -> None:
     pagestream.open_tokens(path, format="parquet")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pagestream.open_token(path)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     pagestream.errors.FormatErrors  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018
+
+
+def submodules(path: Path) -> None:
+    """`import pagestream` is enough for them."""
+    assert_type(pagestream.torch.load_state_dict(path, dtype=np.float16), dict[str, torch.Tensor])
+    pagestream.safetensors.install(strict=False)
+    pagestream.open_tokens(path, dtype=torch.uint16).close()

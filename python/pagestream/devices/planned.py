@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from pagestream._common.dtype_names import AnyDtype, dtype_name
 from pagestream.devices.torch_tensors import TorchTensors, dtype_named, shape_in_torch
 from pagestream.errors import SafetensorError
 from pagestream.weights import indexing, streaming
@@ -64,7 +65,7 @@ def shape_of(each: Wanted) -> tuple[int, ...]:
     return shape_in_torch(each.dtype, each.shape) if each.part is None else each.part.shape
 
 
-def cast_to(dtype: torch.dtype | str | None) -> CastOf:
+def cast_to(dtype: AnyDtype | None) -> CastOf:
     """Returns the function that names the type of each tensor if the user requests `dtype`.
 
     Raises:
@@ -73,9 +74,14 @@ def cast_to(dtype: torch.dtype | str | None) -> CastOf:
     """
     if dtype is None:
         return lambda _: None
-    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(kind, torch.dtype):
-        message = f'dtype must be a torch.dtype or the name of one, such as "bfloat16", not {dtype!r}'
+    # torch's names come first: "float" is torch.float32, but NumPy's float64.
+    names = [dtype, dtype_name(dtype)]
+    kinds = [getattr(torch, name, None) if isinstance(name, str) else name for name in names]
+    kind = next((kind for kind in kinds if isinstance(kind, torch.dtype)), None)
+    if kind is None:
+        message = (
+            f'dtype must be a type of torch or NumPy, or the name of one, such as "bfloat16", not {dtype!r}'
+        )
         raise TypeError(message)
     if not kind.is_floating_point:
         message = f"dtype must be a floating-point type, not {kind}: only such tensors are cast"

@@ -67,11 +67,8 @@ class LoaderOptions(StreamOptions, total=False):
 
 def batch_dtype(value: object) -> Any:  # noqa: ANN401 - one of the words of `BatchDtype`
     """Returns the word for a type of batches, given as this word or as a type of NumPy or torch."""
-    value = dtype_name(value)
-    if isinstance(value, type) and issubclass(value, np.generic):
-        value = np.dtype(value)
-    word = value.name if isinstance(value, np.dtype) and value.isnative else value
-    if word in _native.TOKEN_DTYPES and word not in _native.BATCH_DTYPES:
+    word = dtype_name(value)
+    if isinstance(word, str) and word in _native.TOKEN_DTYPES and word not in _native.BATCH_DTYPES:
         message = (
             f"dtype={word!r} is no type of batches: they are {', '.join(_native.BATCH_DTYPES)}; for the type "
             f'of the files pass open_tokens(path, dtype="{word}") as the tokens'

@@ -19,7 +19,7 @@ from pagestream._common import environment
 from pagestream._common.amounts import count
 from pagestream._common.checks import element, one_of, only_with
 from pagestream._common.closing import HoldsFiles
-from pagestream._common.dtype_names import dtype_name
+from pagestream._common.dtype_names import AnyDtype, dtype_name
 from pagestream._common.html import page, table
 from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
@@ -411,7 +411,7 @@ def _open_again(
 def open_tokens(
     path: TokenFiles,
     *,
-    dtype: npt.DTypeLike | None = None,
+    dtype: AnyDtype | None = None,
     format: Format | None = None,
     mmap_mode: Mode | None = None,
 ) -> TokenCorpus:

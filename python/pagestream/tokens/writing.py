@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pagestream import _native
 from pagestream._common.atomic_write import Replacement
 from pagestream._common.checks import one_of
-from pagestream._common.dtype_names import dtype_name
+from pagestream._common.dtype_names import AnyDtype, dtype_name
 from pagestream._common.keywords import advises
 from pagestream._common.paths import expanded
 from pagestream._common.progress import Progress, reporting
@@ -36,7 +36,7 @@ def write_tokens(
     path: StrPath,
     arrays: npt.ArrayLike | Iterable[npt.ArrayLike],
     *,
-    dtype: npt.DTypeLike,
+    dtype: AnyDtype,
     format: Literal["raw", "npy", "llmc", "megatron"] = "raw",
     documents: Sequence[int] | npt.NDArray[Any] | None = None,
     progress: Progress = False,
@@ -212,7 +212,7 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _token_dtype(dtype: npt.DTypeLike, format: str) -> np.dtype[Any]:
+def _token_dtype(dtype: AnyDtype, format: str) -> np.dtype[Any]:
     found: np.dtype[Any] = np.dtype(dtype_name(dtype))
     known = {
         "raw": _native.TOKEN_DTYPES,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from pagestream import _native
 from pagestream._common import checks, environment
+from pagestream._common.dtype_names import AnyDtype
 from pagestream._common.keywords import advises
 from pagestream._common.progress import Progress
 from pagestream._common.public import set_module
@@ -43,7 +44,7 @@ def load_state_dict(
     device: torch.device | str | int = "cpu",
     *,
     mmap_mode: Mode | None = None,
-    dtype: torch.dtype | str | None = None,
+    dtype: AnyDtype | None = None,
     plan: Plan = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -108,7 +109,7 @@ def stream_checkpoint(
     *,
     device: torch.device | str | int,
     plan: Plan = None,
-    dtype: torch.dtype | str | None = None,
+    dtype: AnyDtype | None = None,
     strategy: Strategy = "auto",
     memory_bytes: int | None = None,
     order: StreamOrder = "file",
