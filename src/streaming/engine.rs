@@ -1,4 +1,4 @@
-//! [`Stream`]: threads that read groups ahead of a consumer.
+//! [`Stream`]: threads that read groups before the program asks for them.
 
 use std::fmt;
 use std::path::Path;
@@ -23,42 +23,42 @@ use super::plan::{PLAN, TensorGroup, TensorPlace, Want, groups};
 use super::staging::StagingPlaces;
 use super::state::{LandedGroup, Reading, State, Task};
 
-/// Looks at the bytes of a want before they are handed out. An error takes the place of its tensor.
+/// Inspects the bytes of a want before the program gets them. An error replaces the tensor.
 pub type Inspect = dyn Fn(usize, &[u8]) -> Result<()> + Send + Sync;
 
-/// A tensor whose bytes are there. Tensors of one group share its memory.
+/// A tensor whose bytes have been read. Tensors of one group share its memory.
 #[derive(Debug, Clone)]
 pub struct Landed {
     pub memory: Arc<dyn WritableMemory>,
     pub place: TensorPlace,
 }
 
-/// Tensors that are read ahead of the consumer, in order.
+/// Reads tensors before the program asks for them, in the order of the plan.
 #[derive(Debug)]
 pub struct Stream {
     pub(super) work: Background<StreamWork>,
-    /// The want that [`Self::next`] returns.
+    /// The want that [`Self::next`] returns next.
     pub(super) next: AtomicUsize,
 }
 
 pub(super) struct StreamWork {
     pub(super) groups: Vec<TensorGroup>,
-    /// The group of each want, and its number there.
+    /// For each want: the number of its group, and its position in the group.
     pub(super) group_of: Vec<(usize, usize)>,
     files: Box<Files>,
     cache: CacheUse,
     pub(super) largest_ahead_bytes: u64,
     inspect: Option<Box<Inspect>>,
-    /// Where groups have no memory of their own.
+    /// The caller's memory; `None` if each group has its own.
     staging: Option<StagingPlaces>,
     state: Mutex<State>,
-    /// Held while a file is opened for direct reads, one at a time: on FUSE that drops its cached pages, where reads are
-    /// that the file system refused to make directly.
+    /// Held by a thread that opens a file for direct reads. On FUSE, an `open` drops the file's cached pages, and other
+    /// threads may be reading through them if the file system has refused direct reads.
     opening: Mutex<()>,
     pub(super) read_bytes: AtomicU64,
-    /// Signals tasks, or room for the next group.
+    /// Signals new tasks, or room for the next group.
     pub(super) task_ready: Condvar,
-    /// Signals that a group has landed, or that none will.
+    /// Signals that a group has landed, or that no more will.
     pub(super) group_landed: Condvar,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Debug for StreamWork {
 }
 
 impl Stream {
-    /// Starts to read the wanted tensors into memory of their own; at a pace, those that no consumer waits for.
+    /// Starts to read the wants into owned memory. The `pace` limits speculative reads.
     pub fn start(
         wants: &[Want],
         files: Box<Files>,
@@ -106,7 +106,7 @@ impl Stream {
             task_ready: Condvar::new(),
             group_landed: Condvar::new(),
         };
-        // Groups of empty tensors have no piece, and need a thread all the same.
+        // A group of empty tensors has no pieces, but a thread must still process it.
         let pieces = work.groups.iter().map(|group| group.pieces.len()).sum::<usize>().max(1);
         let Limits { first, most } = options.readers;
         let limits = Limits { first: first.min(pieces), most: most.min(pieces) };
@@ -114,12 +114,12 @@ impl Stream {
         Ok(Self { work, next: AtomicUsize::new(0) })
     }
 
-    /// Refuses a child of the process whose stream it is.
+    /// Returns an error in a forked child, because the stream's threads stay in the parent.
     pub fn check_process(&self) -> Result<()> {
         self.work.check_process("the stream's threads")
     }
 
-    /// Takes the next tensor, waiting for it for at most `patience`.
+    /// Takes the next tensor. Waits for it at most for `patience`.
     pub fn next(&self, patience: Duration) -> Result<Next<Landed>> {
         let taken = self.take(self.next.load(Ordering::Relaxed), patience)?;
         if matches!(taken, Next::Ready(_)) {
@@ -128,8 +128,8 @@ impl Stream {
         Ok(taken)
     }
 
-    /// Takes the tensor of a want, waiting for it for at most `patience`. Each is taken once. Groups that keep it
-    /// from being read are given up, unless they are reserved.
+    /// Takes the tensor of a want. Waits for it at most for `patience`. A want can be taken once. If the budget has no
+    /// room for its group, the stream gives up landed groups that are not reserved.
     pub fn take(&self, want: usize, patience: Duration) -> Result<Next<Landed>> {
         self.check_process()?;
         let Some(&(group, number)) = self.work.group_of.get(want) else { return Ok(Next::End) };
@@ -163,7 +163,7 @@ impl Stream {
                 let place = self.work.groups[group].places[number];
                 return Ok(Next::Ready(Landed { memory, place }));
             }
-            // Each consumer that waits learns it.
+            // Every waiting caller gets the error.
             if let Some(error) = &state.failure {
                 return Err(error.clone());
             }
@@ -187,27 +187,27 @@ impl Stream {
         }
     }
 
-    /// Returns the failure that ended the stream.
+    /// Returns the error that ended the stream.
     pub fn failure(&self) -> Option<Error> {
         self.work.lock().failure.clone()
     }
 
-    /// Stops reading. Threads in the middle of a read end by themselves.
+    /// Stops reading. A thread that is in a read finishes it and then ends.
     pub fn stop(&self) {
         self.work.stop();
     }
 
-    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    /// Stops the threads and waits for them for a limited time, because a read from dead storage may never return.
     pub fn close(&self) {
         self.work.close();
     }
 }
 
-/// What a thread does next.
+/// The next action of a thread.
 #[derive(Debug)]
 enum ThreadTurn {
     Read(Task),
-    /// Waits until the consumer has moved, or another thread has read something.
+    /// Wait until the program has taken a tensor, or another thread has finished a read.
     Wait,
     End,
 }
@@ -217,7 +217,7 @@ impl StreamWork {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a task. Returns `None` once there will be no more.
+    /// Waits for a task. Returns `None` if there will be no more.
     fn wait_for_task(&self) -> Option<Task> {
         let mut state = self.lock();
         loop {
@@ -236,12 +236,12 @@ impl StreamWork {
         }
     }
 
-    /// Decides what a thread does next. Begins groups until there is a task.
+    /// Decides the next action of a thread. Begins groups until there is a task.
     fn turn(&self, state: &mut State) -> Result<ThreadTurn> {
         while !state.is_over {
             if let Some(task) = state.next_task() {
                 if state.pace.is_some() {
-                    self.task_ready.notify_one(); // perhaps there is room for another
+                    self.task_ready.notify_one(); // the pace may have room for another task
                 }
                 return Ok(ThreadTurn::Read(task));
             }
@@ -256,8 +256,8 @@ impl StreamWork {
         Ok(ThreadTurn::End)
     }
 
-    /// Reads the piece of a task, and hands its group over after the last one. Returns whether the thread waited for storage;
-    /// `None` after a failure.
+    /// Reads the piece of a task. After the last piece of a group, hands the group over. Returns whether the thread
+    /// waited for storage; `None` after a failure.
     fn read_task(&self, mut task: Task) -> Option<bool> {
         let (begun, wait) = (Instant::now(), Wait::begin());
         let read = self.read(&mut task);
@@ -273,7 +273,7 @@ impl StreamWork {
         Some(waited)
     }
 
-    /// Begins a group. Returns false if others still have its place in the caller's memory.
+    /// Begins a group. Returns false if its place in the caller's memory is still in use.
     pub(super) fn begin(&self, state: &mut State, number: usize) -> Result<bool> {
         let group = &self.groups[number];
         let no_memory = |errno: Code| {
@@ -312,7 +312,7 @@ impl StreamWork {
         Ok(true)
     }
 
-    /// Returns the file of a group, which is opened by the first piece.
+    /// Returns the file of a group. The first piece opens it.
     fn opened(&self, group: usize) -> Result<Arc<Opened>> {
         let known = self.lock().reading.get(&group).and_then(|reading| reading.opened.clone());
         if let Some(opened) = known {
@@ -335,7 +335,7 @@ impl StreamWork {
         read_piece(&opened, piece, task.part.memory(), self.cache, &mut || !self.lock().is_over)
     }
 
-    /// Returns the first want of a group whose bytes are refused.
+    /// Returns the first want in a group whose bytes the inspection refuses.
     fn refusal(
         &self,
         group: &TensorGroup,
@@ -345,7 +345,7 @@ impl StreamWork {
         let bytes = whole.bytes();
         group.places.iter().find_map(|place| {
             let tensor = match bytes {
-                // Empty tensors may lie behind the end.
+                // Empty tensors may lie past the end of the group.
                 _ if place.len == 0 => Some(&[][..]),
                 Some(bytes) => bytes.get(place.offset..place.offset + place.len),
                 None => None,
@@ -356,8 +356,8 @@ impl StreamWork {
         })
     }
 
-    /// Notes that a piece was read, and how long storage took. After the last one of a group its file is checked, and its
-    /// bytes are inspected.
+    /// Notes that a piece was read, and how long storage took. After the last piece of a group, checks the file and
+    /// inspects the bytes.
     fn finish(&self, task: Task, took: Option<Duration>) -> Result<()> {
         let group = task.group;
         let (mut whole, opened) = {
@@ -376,7 +376,7 @@ impl StreamWork {
         }
         let of = &self.groups[group];
         let refusal = whole.as_mut().and_then(|whole| self.refusal(of, whole));
-        // No part is left, so the block comes back.
+        // All parts have been dropped, so the whole block is available again.
         if let Some(Ok(block)) = whole.map(Whole::join) {
             let mut state = self.lock();
             state.reading.remove(&group);
@@ -435,14 +435,14 @@ mod tests {
     use crate::mapped_file::test_file;
 
     const LEN: u64 = 4096;
-    /// Against a hang alone.
+    /// Only guards against a hang.
     const MINUTES: Duration = Duration::from_secs(600);
-    /// No thread: tests take their turns.
+    /// No threads: the tests take their turns.
     const BY_HAND: Limits = Limits { first: 0, most: 0 };
     const FOUR: Limits = Limits { first: 4, most: 4 };
 
     impl Stream {
-        /// Takes a turn of a thread. Returns false if it would wait or end.
+        /// Takes the turn of a thread. Returns false if a thread would wait or end here.
         pub fn take_turn(&self) -> bool {
             let turn = self.work.turn(&mut self.work.lock());
             match turn {
@@ -456,24 +456,24 @@ mod tests {
         }
     }
 
-    /// So many wants, each a group of its own: as if of files of their own.
+    /// Returns `count` wants. Each is in its own file and so forms its own group.
     fn wants(count: u64) -> Vec<Want> {
         let want = |number| Want { file: number as usize, offset: number * LEN, len: LEN, selection: None };
         (0..count).map(want).collect()
     }
 
-    /// Bytes of as many tensors, each of which is full of its number.
+    /// Returns the bytes of `count` tensors. Every byte of a tensor is the tensor's number.
     fn content(count: u64) -> Vec<u8> {
         (0..count * LEN).map(|at| (at / LEN) as u8).collect()
     }
 
-    /// Refuses bytes of another tensor.
+    /// Refuses the bytes of any other tensor.
     fn has_its_number(want: usize, bytes: &[u8]) -> Result<()> {
         let is_its = bytes.iter().all(|&byte| byte == want as u8);
         is_its.then_some(()).ok_or_else(|| Error::argument("bytes of another tensor"))
     }
 
-    /// A stream of so many tensors, with room for `room` of them.
+    /// Makes a stream of `count` tensors whose budget has room for `room` of them.
     fn stream(opened: &Arc<Opened>, count: u64, room: u64, readers: Limits) -> Stream {
         let options = StreamOptions { memory_bytes: room * LEN, readers, ..StreamOptions::default() };
         let opened = opened.clone();
@@ -485,7 +485,7 @@ mod tests {
         test_file::gated(&content(count), RequestedMode::Read)
     }
 
-    /// Whether the tensor of a want comes, with its own bytes.
+    /// Returns whether the tensor of a want arrives with the right bytes.
     fn comes(stream: &Stream, want: usize) -> bool {
         match stream.take(want, MINUTES).expect("read") {
             Next::Ready(Landed { place, .. }) => {
@@ -497,7 +497,7 @@ mod tests {
         }
     }
 
-    /// Likewise, of a stream without threads: as many turns are taken as it takes.
+    /// Does the same for a stream without threads: takes turns until the tensor is there.
     fn comes_by_hand(stream: &Stream, want: usize) -> bool {
         loop {
             match stream.take(want, Duration::ZERO).expect("read") {
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_a_tensor_is_near_does_not_depend_on_how_far_the_threads_have_come() {
+    fn whether_a_tensor_is_near_does_not_depend_on_the_progress_of_the_threads() {
         let opened = test_file::opened(&content(8), RequestedMode::Read);
         for turns in 0..=8 {
             let stream = stream(&opened, 8, 4, BY_HAND);
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_larger_than_those_that_are_read_ahead_is_read_once_a_consumer_waits_for_it() {
+    fn a_tensor_too_large_to_read_ahead_is_read_once_it_is_awaited() {
         let opened = test_file::opened(&content(3), RequestedMode::Read);
         let options = StreamOptions {
             memory_bytes: LEN / 2,
@@ -547,20 +547,20 @@ mod tests {
     }
 
     #[test]
-    fn a_reserved_tensor_for_which_there_is_room_does_not_wait_for_those_before_it() {
+    fn a_reserved_tensor_within_the_budget_does_not_wait_for_earlier_tensors() {
         let opened = test_file::opened(&content(8), RequestedMode::Read);
         let stream = stream(&opened, 8, 4, BY_HAND);
         assert!(stream.reserve(3, 1));
         assert!(stream.take_turn());
         assert!(comes(&stream, 3));
         assert_eq!(stream.read_bytes(), LEN, "nothing else");
-        // The budget is what it was.
+        // The reservation has not changed the budget.
         while stream.take_turn() {}
         assert_eq!(stream.work.lock().landed.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 4]);
     }
 
     #[test]
-    fn a_tensor_brought_forward_is_read_before_those_that_wait_whatever_the_budget() {
+    fn a_tensor_brought_forward_is_read_first_whatever_the_budget() {
         let opened = test_file::opened(&content(8), RequestedMode::Read);
         let stream = stream(&opened, 8, 4, BY_HAND);
         assert!(stream.reserve(1, 1) && stream.reserve(2, 1));
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_behind_a_full_budget_is_reserved_and_waits_for_its_turn() {
+    fn the_first_tensor_beyond_a_full_budget_is_reserved_and_waits_for_its_turn() {
         let opened = test_file::opened(&content(8), RequestedMode::Read);
         for turns in 0..=4 {
             let stream = stream(&opened, 8, 4, BY_HAND);
@@ -602,13 +602,13 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_that_waits_for_a_tensor_that_was_not_begun_has_the_others_given_up() {
+    fn waiting_for_a_tensor_without_room_gives_up_the_others() {
         let (opened, gate) = gated(3);
         let stream = stream(&opened, 3, 1, FOUR);
         std::thread::scope(|scope| {
             let _open = OpenAtEnd(&gate);
             gate.wait_for(1);
-            // Before the first one has landed, or after.
+            // The request may come before or after the first tensor lands.
             let taker = scope.spawn(|| comes(&stream, 2));
             for offset in [0, LEN, 2 * LEN] {
                 assert_eq!(gate.wait_for(1)[0].offset, offset);
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_the_stream_for_all_that_wait_while_other_reads_are_on_their_way() {
+    fn a_failure_ends_the_stream_for_every_waiter_while_other_reads_are_in_flight() {
         let (opened, gate) = gated(3);
         let stream = stream(&opened, 3, 3, FOUR);
         std::thread::scope(|scope| {
@@ -661,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn what_landed_before_a_failure_can_be_taken() {
+    fn tensors_that_landed_before_a_failure_can_be_taken() {
         let (opened, gate) = gated(2);
         let stream = stream(&opened, 2, 2, FOUR);
         let _open = OpenAtEnd(&gate);
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_a_read_outlives_a_stream_that_was_dropped() {
+    fn the_memory_of_a_read_outlives_a_dropped_stream() {
         struct Gone(mpsc::Sender<()>);
         impl Drop for Gone {
             fn drop(&mut self) {
@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_is_dropped_keeps_no_tensor_while_a_thread_is_in_a_read() {
+    fn a_dropped_stream_keeps_no_tensor_while_a_thread_reads() {
         let opened = test_file::opened(&[1; 8192], RequestedMode::Auto);
         let (go_on, gate) = mpsc::channel::<()>();
         let gate = Mutex::new(gate);

@@ -1,4 +1,4 @@
-//! How a stream reads: its memory, its threads, and what it leaves in the page cache.
+//! The options of a stream: memory, threads and effect on the page cache.
 
 use crate::fetch::budget::default_memory_bytes;
 use crate::fetch::crew::Limits;
@@ -9,39 +9,39 @@ use crate::slicing::{PIECE_BYTES, Selection};
 
 use super::plan::{Reads, Want};
 
-/// Threads that read at first, and while storage is slow.
+/// Number of threads at the start, and while storage is slow.
 pub const READERS: Limits = Limits { first: 8, most: 64 };
 
 words! {
-    /// What reads do to the page cache.
+    /// The effect of reads on the page cache.
     pub enum CacheUse as "cache_use" {
-        /// They leave the bytes there.
+        /// Reads leave their bytes in the page cache.
         Fill = "fill",
-        /// They leave there what was there before.
+        /// Reads drop the pages that they brought in, and keep pages that were cached before.
         DropBehind = "drop_behind",
-        /// They go past it, where the file system has direct I/O. What does not leaves there what was there before.
+        /// Reads go past the page cache if the file system supports direct I/O. Otherwise as `DropBehind`.
         Bypass = "bypass",
     }
 }
 
-/// How a stream reads.
+/// The options of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamOptions {
-    /// Bytes that are read, or wait for the consumer, at a time. One group is always read, whatever its size.
+    /// Limit on bytes that are being read or wait for the program. A group larger than this is read alone.
     pub memory_bytes: u64,
-    /// The largest group that is read ahead. A larger one is read once the consumer waits for it: in limited memory there
-    /// may be no room for three, the one in use, the one that is handed out, and the one behind it.
+    /// The largest group that is read ahead. A larger group is read once the program waits for it, because limited
+    /// memory may not hold three of them: the one in use, the one being handed out and the next one.
     pub largest_ahead_bytes: u64,
     pub readers: Limits,
     pub cache: CacheUse,
 }
 
-/// What a stream reads ahead if its caller names no budget, unless tensors are large: what storage of 1 GB/s with 125 ms
-/// latency has on its way. More takes memory that nothing has used before, which costs time.
+/// Usual budget of a stream whose caller names none, unless its tensors are large. Storage with 1 GB/s and a latency of
+/// 125 ms has about this much in flight. A larger budget would take fresh memory, which costs time.
 pub const USUAL_BYTES: u64 = 128 << 20;
 
-/// Returns the budget of a stream whose caller names none: room for two of its largest tensors, so that reads go on while
-/// one is complete.
+/// Returns the budget of a stream whose caller names none. It has room for two of the largest tensors, so that reads
+/// continue while one of them waits for the program.
 pub fn memory_bytes_for(wants: &[Want]) -> u64 {
     let bytes_of = |want: &Want| want.part().map_or(want.len, |part| part.result_bytes);
     let largest_bytes = wants.iter().map(bytes_of).max().unwrap_or(0);
@@ -49,15 +49,15 @@ pub fn memory_bytes_for(wants: &[Want]) -> u64 {
 }
 
 impl CacheUse {
-    /// Returns which bytes are read for a run.
+    /// Returns which bytes to read for a run.
     pub fn reads(self) -> Reads {
         if self == Self::Bypass { Reads::WholePages } else { Reads::Exact }
     }
 }
 
 impl StreamOptions {
-    /// Returns how many threads read the wants. For a part that is no run of bytes a thread reads what lies between as well,
-    /// and memory for that is part of the budget: half of it.
+    /// Returns how many threads read the wants. For a part that is not one run of bytes, a thread also reads the gaps.
+    /// Memory for the gaps comes out of the budget: half of it.
     pub fn readers_of(&self, wants: &[Want]) -> Limits {
         let Limits { first, most } = self.readers;
         if wants.iter().filter_map(Want::part).all(Selection::is_run) {
@@ -67,7 +67,7 @@ impl StreamOptions {
         Limits { first: first.min(threads), most: most.min(threads) }
     }
 
-    /// Returns the options of a stream of these wants that begins with less memory, and is given the rest later.
+    /// Returns options for a stream that starts with `first_bytes` of memory and gets the rest later.
     #[must_use]
     pub fn beginning_with(self, first_bytes: u64, wants: &[Want]) -> Self {
         Self { memory_bytes: self.memory_bytes.min(first_bytes), readers: self.readers_of(wants), ..self }

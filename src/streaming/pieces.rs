@@ -1,4 +1,4 @@
-//! Reading a piece of a file, through the page cache or past it.
+//! Reads one piece of a file, through the page cache or past it.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::slicing::{fill, plan_for};
 use super::options::CacheUse;
 use super::plan::ReadPiece;
 
-/// Opens the file of a number.
+/// Opens the file with a given number.
 pub type Files = dyn Fn(usize) -> Result<Arc<Opened>> + Send + Sync;
 
-/// Fills `memory`, which the plan has made for a piece, by the calling thread.
+/// Fills `memory` with a planned piece, in the calling thread.
 pub fn read_piece(
     opened: &Opened,
     piece: &ReadPiece,
@@ -26,17 +26,17 @@ pub fn read_piece(
         ReadPiece::Run { offset } => {
             let (mut len, mut good) = (memory.len() as u64, 0);
             if cache == CacheUse::Bypass {
-                // Whole pages reach behind the end of the file.
+                // Whole pages may reach past the end of the file.
                 len = len.min(opened.size().saturating_sub(*offset));
                 good = (opened.read_directly(*offset, memory.reborrow()) as u64).min(len);
             }
-            // What did not come directly, or why.
+            // Reads the remaining bytes after a direct read. If the direct read failed, this read reports the cause.
             let rest = memory.range(good as usize..len as usize);
             let read = || opened.exact_reader().read_into(offset + good, rest);
             leaving_cache(opened, offset + good, len - good, cache, read)
         }
         ReadPiece::Part { data_offset, selection } => {
-            // Other threads read other pieces.
+            // One thread is enough: other threads read other pieces.
             let plan = plan_for(opened, *data_offset, selection.clone(), 1);
             let (start, span) = selection.extent();
             let read = || fill(opened, *data_offset, &plan, memory, 1, keep_going);
@@ -45,7 +45,8 @@ pub fn read_piece(
     }
 }
 
-/// Reads from a range of a file through the page cache, and drops what was not there before unless it is to stay.
+/// Reads a range of a file through the page cache. Unless the bytes are to stay, drops the pages that were not cached
+/// before.
 fn leaving_cache(
     opened: &Opened,
     offset: u64,

@@ -1,4 +1,4 @@
-//! From wanted tensors to groups and pieces, before any byte is read.
+//! Turns wants into groups and pieces, before any byte is read.
 
 use std::ops::Range;
 
@@ -7,52 +7,54 @@ use crate::fetch::ranges::{ByteRange, FileId, MergeRule};
 use crate::os::file::direct::ALIGN_BYTES;
 use crate::slicing::{GAP_BYTES, PIECE_BYTES, Selection};
 
-/// Neighbours in a file share their memory up to this size: a tensor that the consumer keeps holds back no more.
+/// Largest group of neighbouring tensors. They share one block of memory, so a tensor that the program keeps holds back
+/// no more than this.
 pub const GROUP_BYTES: u64 = 1 << 20;
 
-/// A group's memory lies to the page as its bytes lie in the file, which direct I/O needs.
+/// A group's memory has the same page alignment as its bytes in the file, as direct I/O requires.
 pub const PAGE_BYTES: u64 = ALIGN_BYTES as u64;
 
-/// Many mounts cut a read into requests of this length, and make them one after another: pieces are small at first, so that
-/// threads share the first tensors.
+/// Many mounts split a read into requests of this length and make them one after another. Pieces are small at first, so
+/// that several threads share the first tensors.
 pub const REQUEST_BYTES: u64 = 128 << 10;
 /// The purpose of memory for the plan of a stream.
 pub const PLAN: &str = "the list of tensors to read";
 
-/// The length of pieces, behind so many bytes of the plan. Other mounts make one request of 1 MiB, so pieces are as large
-/// once all threads have one.
+/// Lengths of pieces, each with the number of planned bytes after which it applies. Other mounts make one request of 1
+/// MiB, so pieces grow to that length once all threads have work.
 const PIECES: [(u64, u64); 3] =
     [(0, REQUEST_BYTES), (1 << 20, 2 * REQUEST_BYTES), (FIRST_BYTES, PIECE_BYTES)];
-/// No more is read ahead before the consumer has taken something: the first tensor has the storage almost for itself.
+/// Limit on read-ahead before the program has taken a tensor. It gives the first tensor almost all of the storage's
+/// bandwidth.
 pub const FIRST_BYTES: u64 = 16 << 20;
 
-/// Which bytes are read for a run.
+/// The extent of a read for a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// Its bytes.
+    /// Exactly the bytes of the run.
     Exact,
-    /// The pages that it lies in, the end of the file included: direct I/O reads nothing less.
+    /// All pages that the run touches, as direct I/O requires. The last one may be cut by the end of the file.
     WholePages,
 }
 
-/// A wanted tensor of a file, or a part of it.
+/// A tensor of a file, or a part of it, that a stream is to read.
 #[derive(Debug, Clone)]
 pub struct Want {
     pub file: usize,
-    /// The tensor's bytes in the file.
+    /// The offset of the tensor's bytes in the file.
     pub offset: u64,
     pub len: u64,
-    /// `None` for the whole tensor.
+    /// The wanted part; `None` for the whole tensor.
     pub selection: Option<Selection>,
 }
 
 impl Want {
-    /// Returns the part that is wanted; `None` for the whole tensor.
+    /// Returns the wanted part; `None` for the whole tensor.
     pub fn part(&self) -> Option<&Selection> {
         self.selection.as_ref().filter(|part| !part.is_run() || part.result_bytes < self.len)
     }
 
-    /// Returns where the wanted bytes begin, and how many there are, if they lie side by side.
+    /// Returns the offset and length of the wanted bytes if they are contiguous.
     fn run(&self) -> Option<(u64, u64)> {
         match &self.selection {
             None => Some((self.offset, self.len)),
@@ -62,16 +64,16 @@ impl Want {
     }
 }
 
-/// What a thread reads in one go.
+/// The work of a thread in one go.
 #[derive(Debug, Clone)]
 pub enum ReadPiece {
-    /// A run of the file's bytes.
+    /// A run of bytes of the file.
     Run { offset: u64 },
     /// A part of a tensor that begins at `data_offset`.
     Part { data_offset: u64, selection: Selection },
 }
 
-/// Where a wanted tensor lies in the memory of its group.
+/// The place of a wanted tensor in the memory of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorPlace {
     pub want: usize,
@@ -84,14 +86,14 @@ pub struct TensorPlace {
 pub struct TensorGroup {
     pub file: usize,
     pub memory_bytes: usize,
-    /// The pieces, each with its range of the memory; the ranges ascend.
+    /// The pieces, each with its range of the group's memory, in ascending order of these ranges.
     pub pieces: Vec<(ReadPiece, Range<usize>)>,
     pub places: Vec<TensorPlace>,
 }
 
 impl TensorGroup {
-    /// Makes a group of the wants from `first` on, whose `places` lie in `range` of a file, behind the `planned_bytes` of
-    /// other groups.
+    /// Makes a group of consecutive wants, beginning with want `first`. Their `places` lie in `range` of a file.
+    /// Earlier groups have `planned_bytes`.
     fn of_run(
         range: ByteRange,
         first: usize,
@@ -110,7 +112,7 @@ impl TensorGroup {
         while offset < last {
             let length = PIECES.iter().rfind(|&&(behind, _)| behind <= *planned_bytes);
             let piece_bytes = length.map_or(PIECE_BYTES, |&(_, bytes)| bytes);
-            // Pieces end where the file's large blocks do: no two of them share a page or a request.
+            // Pieces end at multiples of their length in the file, so no two of them share a page or a request.
             let end = (offset - offset % piece_bytes + piece_bytes).min(last);
             let piece = (ReadPiece::Run { offset }, place_of(offset)..place_of(end));
             allocate::push(&mut pieces, piece, PLAN)?;
@@ -126,13 +128,13 @@ impl TensorGroup {
         Ok(Self { file: range.file.index, memory_bytes: place_of(last), pieces, places })
     }
 
-    /// Makes a group of a part of a tensor.
+    /// Makes a group of one part of a tensor.
     fn of_part(want: usize, of: &Want, selection: &Selection) -> Result<Self, OutOfMemory> {
         let pieces = selection.cut(PIECE_BYTES).into_iter().map(|(selection, range)| {
             (ReadPiece::Part { data_offset: of.offset, selection }, range.start as usize..range.end as usize)
         });
         let mut pieces = allocate::collected(pieces, PLAN)?;
-        // Where an axis is reversed the order of the file is not that of the result.
+        // If an axis is reversed, the order in the file differs from the order in the result.
         pieces.sort_unstable_by_key(|(_, range)| range.start);
         let len = selection.result_bytes as usize;
         let places = vec![TensorPlace { want, offset: 0, len }];
@@ -140,8 +142,8 @@ impl TensorGroup {
     }
 }
 
-/// Plans the reading of tensors, in their order. Whole tensors that are neighbours are joined if gaps between them are below
-/// [`GAP_BYTES`].
+/// Plans the reading of wants in their order. Neighbouring whole tensors are joined if the gaps between them are
+/// smaller than [`GAP_BYTES`].
 pub fn groups(wants: &[Want], reads: Reads) -> Result<Vec<TensorGroup>, OutOfMemory> {
     let range_of = |want: &Want| {
         let (offset, len) = want.run()?;
@@ -158,7 +160,7 @@ pub fn groups(wants: &[Want], reads: Reads) -> Result<Vec<TensorGroup>, OutOfMem
             continue;
         };
         let mut places = vec![range];
-        // The first tensor waits for few others.
+        // The first group is small, so that the first tensor waits for few neighbours.
         let max_bytes = if planned_bytes == 0 { 2 * REQUEST_BYTES } else { GROUP_BYTES };
         let rule = MergeRule { gap_bytes: GAP_BYTES, max_bytes };
         let is_whole = |want: &&Want| want.selection.is_none();
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_share_a_lot_and_large_tensors_have_their_own() {
+    fn neighbours_share_a_group_and_large_tensors_have_their_own() {
         let wants =
             [whole(0, 100, 50), whole(0, 150, 50), whole(0, 300, 3 << 20), whole(1, 300, 10), whole(0, 0, 8)];
         let found = groups(&wants, Reads::Exact).expect("memory");
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_become_longer() {
+    fn pieces_grow() {
         let tensor_bytes = 3 * FIRST_BYTES / 2;
         let wants = [whole(0, 0, tensor_bytes), whole(0, tensor_bytes, tensor_bytes)];
         let lens = |group: &TensorGroup| group.pieces.iter().map(|(_, range)| range.len() as u64).collect();
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_in_one_run_are_read_as_such_and_stay_apart() {
+    fn contiguous_parts_are_read_as_runs_and_stay_apart() {
         let part = |first, shape: &[u64], strides: &[i64]| {
             let selection = Selection::new(first, shape, strides, 1, 1 << 20).expect("valid");
             Want { file: 0, offset: 5000, len: 1 << 20, selection: Some(selection) }

@@ -1,4 +1,4 @@
-//! How far a stream has come, and how far it goes by itself: for which groups the budget has room.
+//! How far a stream has come, and how far it can go before the program takes a tensor.
 
 use std::sync::atomic::Ordering;
 
@@ -6,17 +6,17 @@ use super::engine::{Stream, StreamWork};
 use super::state::State;
 
 impl Stream {
-    /// Bytes that were read so far.
+    /// Returns the number of bytes read so far.
     pub fn read_bytes(&self) -> u64 {
         self.work.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes to read in all: those of the wants, and of small gaps between them.
+    /// Returns the number of bytes to read in total: the wants and the small gaps between them.
     pub fn planned_bytes(&self) -> u64 {
         self.work.groups.iter().flat_map(|group| &group.pieces).map(|(_, range)| range.len() as u64).sum()
     }
 
-    /// Returns whether all tensors are there, or on their way.
+    /// Returns whether all tensors have been read or are being read.
     pub fn is_all_begun(&self) -> bool {
         self.work.lock().begun == self.work.groups.len()
     }
@@ -28,7 +28,8 @@ impl StreamWork {
         state.is_wanted(state.begun) && self.has_room(state)
     }
 
-    /// Returns whether there is room for the next group. For one there always is, once a consumer waits for a large one.
+    /// Returns whether there is room for the next group. If nothing is in flight, any group has room, but a large one
+    /// only once the program waits for it.
     pub(super) fn has_room(&self, state: &State) -> bool {
         state.begun == self.groups.len() || self.has_room_for(state, state.begun, state.in_flight_bytes)
     }
@@ -40,7 +41,8 @@ impl StreamWork {
         is_in_time && is_room
     }
 
-    /// Returns the first group that does not begin before the consumer has taken something: the budget has no room for it.
+    /// Returns the first group that cannot begin until the program has taken a tensor, because the budget has no room
+    /// for it.
     pub(super) fn reach(&self, state: &State) -> usize {
         let mut in_flight_bytes = state.in_flight_bytes;
         let mut group = state.begun;

@@ -1,4 +1,4 @@
-//! Streams into memory that the caller has given.
+//! Streams into memory from the caller.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use super::plan::{Want, groups};
 use super::staging::StagingPlaces;
 
 impl Stream {
-    /// Starts to read the wanted tensors into the caller's memory, which is all that they take.
+    /// Starts to read the wants into the caller's memory. The stream takes no other memory for them.
     pub fn start_in(
         arena: Arc<Arena>,
         wants: &[Want],
@@ -28,13 +28,13 @@ impl Stream {
         Self::begin(groups, files, None, options, Some(staging), None)
     }
 
-    /// Returns the number of wants that lie in the memory of the next tensor and are not taken.
+    /// Returns how many wants share the group of the next tensor and have not been taken.
     pub fn untaken_beside_next(&self) -> usize {
         let next = self.work.group_of.get(self.next.load(Ordering::Relaxed));
         next.map_or(0, |&(group, number)| self.work.groups[group].places.len() - number)
     }
 
-    /// Goes on after the caller has dropped tensors that lay in its memory.
+    /// Resumes after the caller has dropped tensors from its memory.
     pub fn wake(&self) {
         if self.work.is_here() {
             let _state = self.work.lock();

@@ -1,5 +1,5 @@
-//! Where the groups of a stream lie in memory that the caller has given: one behind another, and at its end from its
-//! beginning again.
+//! Places the groups of a stream in memory from the caller: one after another, and from the start again when the end is
+//! reached.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl StagingPlaces {
         Ok(Self { arena, places })
     }
 
-    /// Lends a group its memory, unless others still have a part of it.
+    /// Lends a group its memory. Returns `None` while another loan overlaps it.
     pub fn lend(&self, group: usize) -> Option<Loan> {
         self.arena.lend(self.places.get(group)?.clone())
     }

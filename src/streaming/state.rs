@@ -1,4 +1,4 @@
-//! The groups of a stream, and how far each one is: waiting, reading, landed, handed out.
+//! The groups of a stream and their states: waiting, reading, landed or handed out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use super::plan::TensorGroup;
 /// A group that is being read.
 #[derive(Debug)]
 pub struct Reading {
-    /// Taken by the thread that read the last piece.
+    /// The memory. The thread that read the last piece takes it.
     pub whole: Option<Whole<Box<dyn WritableMemory>>>,
     pub pieces_left: usize,
     pub opened: Option<Arc<Opened>>,
 }
 
-/// A piece that no thread has taken.
+/// A piece that waits for a thread.
 #[derive(Debug)]
 pub struct Task {
     pub group: usize,
@@ -28,11 +28,11 @@ pub struct Task {
     pub part: Part,
     /// Bytes to read.
     pub bytes: u64,
-    /// Bytes that were being read once it was taken, its own included.
+    /// Bytes that were being read when a thread took this task, its own included.
     pub reading_bytes: u64,
 }
 
-/// A group whose bytes are there.
+/// A group whose bytes have all been read.
 #[derive(Debug)]
 pub struct LandedGroup {
     pub memory: Arc<dyn WritableMemory>,
@@ -43,28 +43,28 @@ pub struct LandedGroup {
 
 #[derive(Debug, Default)]
 pub struct State {
-    /// The group whose turn is next. Those before it were begun.
+    /// The next group to begin. All groups before it have begun or are left out.
     pub begun: usize,
-    /// The first group that no consumer has waited for, nor for one behind it.
+    /// The first group after all groups that the program has waited for.
     pub asked: usize,
-    /// The first group that is left to others.
+    /// The first group that this stream leaves to another reader.
     pub end: usize,
-    /// Groups behind it that will have no turn: they were begun before, or are left to others.
+    /// Groups after `begun` that have no turn: they have begun early, or another reader has them.
     pub left_out: BTreeSet<usize>,
     pub tasks: VecDeque<Task>,
-    /// Bytes of the tasks that threads have taken.
+    /// Bytes of the tasks that threads are reading.
     pub reading_bytes: u64,
-    /// How much may be read at a time that no consumer waits for; `None` for any number of bytes.
+    /// Limit on speculative bytes that are read at a time; `None` for no limit.
     pub pace: Option<Arc<Pace>>,
     pub reading: BTreeMap<usize, Reading>,
     pub landed: BTreeMap<usize, LandedGroup>,
-    /// Groups that consumers wait for, one entry for each tensor. They are not given up.
+    /// Groups that callers wait for, one entry for each tensor. They are not given up.
     pub reserved: Vec<usize>,
-    /// Bytes of the groups that were begun and are not all taken.
+    /// Bytes of the groups that have begun and are not fully taken.
     pub in_flight_bytes: u64,
     /// Upper bound of `in_flight_bytes`.
     pub memory_bytes: u64,
-    /// Whether the consumer has gone elsewhere.
+    /// Whether the program has moved elsewhere, so that only reserved groups are read.
     pub is_held: bool,
     pub failure: Option<Error>,
     pub is_over: bool,
@@ -81,7 +81,7 @@ impl State {
         group < self.begun || self.left_out.contains(&group)
     }
 
-    /// Returns whether a group is to be read, or one behind it.
+    /// Returns whether the stream is to read a group, or one after it.
     pub fn is_wanted(&self, group: usize) -> bool {
         group < self.end || self.reserved.iter().any(|&reserved| reserved >= group)
     }
@@ -90,9 +90,9 @@ impl State {
         self.landed.contains_key(&group) || self.reading.contains_key(&group)
     }
 
-    /// Takes the next task, unless enough is being read and no consumer waits for it.
+    /// Takes the next task. Without room for speculative reads, takes only the task of a reserved group.
     pub fn next_task(&mut self) -> Option<Task> {
-        // What a consumer waits for may have to come after others.
+        // A reserved group that has not begun may need earlier groups to be read first.
         let is_held = self.is_held && self.reserved.iter().all(|&group| self.has_begun(group));
         let has_room = !is_held && self.pace.as_ref().is_none_or(|pace| pace.has_room(self.reading_bytes));
         let may_begin = |task: &Task| has_room || self.reserved.contains(&task.group);
@@ -118,14 +118,14 @@ impl State {
         }
     }
 
-    /// Gives up the first group that has landed and nobody waits for. Returns it.
+    /// Gives up the first landed group that is not reserved. Returns its number.
     pub fn give_up_first(&mut self) -> Option<usize> {
         let first = self.landed.keys().copied().find(|group| !self.reserved.contains(group))?;
         self.landed.remove(&first);
         Some(first)
     }
 
-    /// Lets a group have no turn, or ends its turn.
+    /// Removes a group from the order of turns, either because it begins now or because this stream skips it.
     pub fn leave_out(&mut self, group: usize) {
         self.left_out.insert(group);
         while self.left_out.remove(&self.begun) {
@@ -141,7 +141,7 @@ mod tests {
     use crate::os::memory::parts::split;
 
     #[test]
-    fn of_what_is_held_only_that_is_read_which_a_consumer_waits_for_or_what_comes_before_it() {
+    fn a_held_stream_reads_only_reserved_groups_and_the_groups_before_them() {
         let mut state = State { begun: 3, is_held: true, ..State::default() };
         for group in 0..3 {
             let memory = Anonymous::private(1, HugePages::Auto).expect("a page");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_are_reserved_are_not_given_up() {
+    fn reserved_groups_are_not_given_up() {
         let mut state = State::default();
         for group in 0..3 {
             let memory = Arc::new(Anonymous::private(1, HugePages::Auto).expect("a page"));

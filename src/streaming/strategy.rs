@@ -21,7 +21,7 @@ words! {
         Auto = "auto",
         /// Views of the mapped files.
         Mapped = "mapped",
-        /// Reads into the page cache, and views of its pages.
+        /// Reads into the page cache, and returns views of its pages.
         Ahead = "ahead",
         /// Positioned reads into owned memory.
         Pread = "pread",
@@ -30,7 +30,7 @@ words! {
     }
 }
 
-/// Number of pages to probe. If all are cached, at least 95 % of the bytes are, with a probability of 96 %.
+/// Number of pages to probe. If all of them are cached, at least 95 % of the bytes are, with a probability of 96 %.
 const SAMPLED_PAGES: u64 = 64;
 
 /// A decision, and the facts behind it.
@@ -40,21 +40,21 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// Facts for a decision, beside the files.
+/// Facts for a decision, apart from the files.
 #[derive(Debug, Clone, Copy)]
 pub struct Surroundings {
     pub available_memory_bytes: u64,
-    /// Number of this job's processes on this node. They share its page cache.
+    /// Number of this job's processes on this node. They share the page cache.
     pub local_processes: u64,
-    /// Whether `warm` reads the files into the page cache, or has done so.
+    /// Whether `warm` is reading the files into the page cache, or has read them.
     pub is_warmed: bool,
-    /// Whether the mount may be tried, with threads and memory of the trial's own.
+    /// Whether a trial of the mount is allowed. It needs threads and memory of its own.
     pub may_try: bool,
-    /// Picks the probed pages. A probe may bring its page into the cache, so each decision probes other pages.
+    /// Picks the probed pages. A probe may bring its page into the cache, so each decision probes different pages.
     pub seed: u64,
 }
 
-/// Chooses a strategy for the wanted tensors, unless the caller has.
+/// Chooses a strategy for the wants, unless the caller has named one.
 pub fn choose(
     asked: Strategy,
     wants: &[Want],
@@ -65,7 +65,7 @@ pub fn choose(
     choose_by(asked, wants, files, is_cached, around, keep_going)
 }
 
-/// [`choose`], with a function that tells whether the page of a byte is cached.
+/// Does the work of [`choose`]. `is_cached` tells whether the page of a byte is cached.
 fn choose_by(
     asked: Strategy,
     wants: &[Want],
@@ -86,7 +86,7 @@ fn choose_by(
     if asked != Strategy::Auto {
         return decided(asked, "as was asked for".into());
     }
-    // The bytes of the wants, one after another: a page is drawn with its tensor's weight.
+    // Concatenates the bytes of all wants, so that a tensor is drawn in proportion to its size.
     let add = |end: &mut u64, want: &Want| {
         *end = end.saturating_add(want.len);
         Some(*end)
@@ -167,7 +167,7 @@ mod tests {
 
     const LEN: u64 = 1 << 20;
 
-    /// The choice for a file without a cached page.
+    /// Returns the choice for a file without cached pages.
     fn chosen(opened: &Arc<Opened>, available_memory_bytes: u64, local_processes: u64) -> Choice {
         chosen_by(opened, |_| false, available_memory_bytes, local_processes)
     }

@@ -1,8 +1,8 @@
-//! A short timed trial: whether a mount gives the bytes of a stream so much faster past the page cache that it pays to do
-//! without the cache.
+//! A short timed trial: does a mount deliver the bytes of a stream so much faster past the page cache that the cache is
+//! not worth filling?
 //!
-//! The next program has to read those bytes from the mount again. Direct reads pay if they take less than half of the time:
-//! then even a program that is started twice loses nothing.
+//! Without the cache, the next program has to read the bytes from the mount again. Direct reads pay if they take less
+//! than half the time: then even a program that is started twice loses nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,13 +22,13 @@ use super::options::{CacheUse, StreamOptions};
 use super::plan::{PLAN, Want};
 use super::sample::drawn;
 
-/// Pieces that are read in each way, side by side.
+/// Number of pieces that are read in each way, in parallel.
 const PIECES: usize = 64;
-/// The memory for the pieces of one way.
+/// Memory for the pieces of one way.
 pub const MEMORY_BYTES: u64 = PIECES as u64 * PIECE_BYTES;
-/// Streams of fewer bytes are over before a trial pays: it reads 128 MiB.
+/// A shorter stream ends before a trial pays off: the trial reads 128 MiB.
 pub const LEAST_BYTES: u64 = 2 << 30;
-/// A trial that takes longer is given up.
+/// A trial that takes longer is abandoned.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The result of a trial.
@@ -39,7 +39,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Compares the times of the same number of pieces.
+    /// Compares the times for the same number of pieces.
     fn by_times(cached: Duration, direct: Duration) -> Self {
         let mib = PIECE_BYTES >> 20;
         let facts = format!(
@@ -49,11 +49,11 @@ impl Trial {
     }
 }
 
-/// The trial of each mount, by device number.
+/// The trials of all mounts, by device number.
 static KNOWN: Mutex<BTreeMap<(u64, u64), Trial>> = Mutex::new(BTreeMap::new());
 
-/// Returns the trial of a mount. The first call runs it, on pieces of the wants in this file. Returns `None` if there are too
-/// few pieces, if a part of the file is in the page cache, or if the trial fails or is stopped.
+/// Returns the trial of a mount. The first call runs it, on pieces of the wants in this file. Returns `None` if there
+/// are too few pieces, if any part of the file is in the page cache, or if the trial fails or is stopped.
 pub fn of_mount(
     opened: &Arc<Opened>,
     wants: &[&Want],
@@ -64,7 +64,7 @@ pub fn of_mount(
     if let Some(known) = fork::with_lock(&KNOWN, |known| known.get(&mount).cloned()) {
         return Some(known);
     }
-    // To open a file anew drops its pages on FUSE.
+    // The trial opens the file again, and on FUSE that would drop the cached pages.
     if page_cache::holds_pages(opened) {
         return None;
     }
@@ -79,7 +79,7 @@ pub fn of_mount(
     Some(found)
 }
 
-/// Reads pieces in both ways. `None` if that takes too long.
+/// Reads pieces in both ways. Returns `None` if that takes too long.
 fn compared(
     opened: &Arc<Opened>,
     cached: &[u64],
@@ -94,7 +94,8 @@ fn compared(
     Ok(Some(Trial::by_times(cached, direct)))
 }
 
-/// Draws places of whole pieces that are wanted, in order. A piece may have several tensors, which lie side by side.
+/// Draws whole pieces that lie inside wanted tensors and returns their offsets in ascending order. A piece may span
+/// several adjacent tensors.
 fn drawn_places(wants: &[&Want], seed: u64) -> Option<Vec<u64>> {
     let pieces = |run: &Range<u64>| {
         let first = run.start.div_ceil(PIECE_BYTES);
@@ -120,8 +121,8 @@ fn drawn_places(wants: &[&Want], seed: u64) -> Option<Vec<u64>> {
     Some(found.into_iter().collect())
 }
 
-/// Reads pieces side by side. Returns how long that takes; `None` if it takes too long. It is an error if the caller wants
-/// to stop.
+/// Reads pieces in parallel and returns how long that takes; `None` if it takes too long. Returns an error if the
+/// caller wants to stop.
 fn timed(
     opened: &Arc<Opened>,
     places: &[u64],
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn direct_reads_pay_in_less_than_half_of_the_time() {
+    fn direct_reads_pay_if_they_take_less_than_half_the_time() {
         let better = Trial::by_times(Duration::from_millis(1001), Duration::from_millis(500));
         assert!(better.is_direct_better);
         assert_eq!(

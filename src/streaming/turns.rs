@@ -1,4 +1,4 @@
-//! Changes while a stream reads: which groups are reserved, come first, or have no turn, and how far ahead it reads.
+//! Changes to a running stream: which groups are reserved, come first or have no turn, and how far it reads ahead.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use crate::error::Result;
 use super::engine::{Stream, StreamWork};
 
 impl Stream {
-    /// Returns whether a tensor is there or on its way, or will be after `near` others at most. One that was taken or
-    /// given up is not. A group for which the budget has room is on its way: the answer does not depend on how far the
-    /// threads have come.
+    /// Returns whether a tensor has been read, is being read, or will be after at most `near` more groups. Returns
+    /// false for a tensor that was taken or given up. A group within the budget counts as being read, so the answer
+    /// does not depend on the progress of the threads.
     pub fn has(&self, want: usize, near: usize) -> bool {
         let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
         let state = self.work.lock();
         StreamWork::is_near(&state, group, self.work.reach(&state), near)
     }
 
-    /// Keeps the tensor of a want until it is taken or [released](Self::release), if [`Self::has`] is true of it. Returns
-    /// whether it is. A group that the threads would have begun by now begins at once.
+    /// Reserves the tensor of a want until it is taken or [released](Self::release), if [`Self::has`] is true for it.
+    /// Returns whether it is reserved. If the budget has room up to its group, the group begins at once.
     pub fn reserve(&self, want: usize, near: usize) -> bool {
         let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
         let mut state = self.work.lock();
@@ -35,8 +35,8 @@ impl Stream {
         true
     }
 
-    /// Ends the reservation of a want that its consumer does not wait for any longer. In a child that was forked meanwhile,
-    /// for example by a signal handler, it does nothing: the lock may be one that a thread of the parent held.
+    /// Ends the reservation of a want that the caller no longer waits for. Does nothing in a child that was forked
+    /// meanwhile, for example by a signal handler: a thread of the parent may have held the lock at the fork.
     pub fn release(&self, want: usize) {
         if self.check_process().is_err() {
             return;
@@ -47,13 +47,13 @@ impl Stream {
         }
     }
 
-    /// Reads nothing more than what consumers wait for, until another tensor is [reserved](Self::reserve).
+    /// Reads only reserved tensors until another one is [reserved](Self::reserve).
     pub fn hold(&self) {
         self.work.lock().is_held = true;
     }
 
-    /// Begins to read the group of a want now, whatever the budget, unless it was begun. Returns whether the tensor is
-    /// there or on its way.
+    /// Begins the group of a want now, regardless of the budget, unless it has begun. Returns whether the tensor has
+    /// been read or is being read.
     pub fn bring_forward(&self, want: usize) -> Result<bool> {
         let Some(&(group, _)) = self.work.group_of.get(want) else { return Ok(false) };
         let mut state = self.work.lock();
@@ -66,7 +66,8 @@ impl Stream {
         Ok(state.is_live(group))
     }
 
-    /// Leaves the group of a want to others, unless it was begun. Returns whether the tensor is there or on its way.
+    /// Leaves the group of a want to another reader, unless it has begun. Returns whether the tensor has been read or
+    /// is being read.
     pub fn leave_out(&self, want: usize) -> bool {
         let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
         let mut state = self.work.lock();
@@ -78,7 +79,7 @@ impl Stream {
         state.is_live(group)
     }
 
-    /// Reads no further than up to a want, unless what lies behind is reserved.
+    /// Stops before a want. Reads past it only if a later group is reserved.
     pub fn end_before(&self, want: usize) {
         let end = self.work.group_of.get(want).map_or(self.work.groups.len(), |&(group, _)| group);
         let mut state = self.work.lock();
@@ -88,7 +89,7 @@ impl Stream {
         }
     }
 
-    /// Doubles the bytes that are read ahead, up to `most_bytes`.
+    /// Doubles the budget, up to `most_bytes`.
     pub fn double(&self, most_bytes: u64) {
         let mut state = self.work.lock();
         if state.memory_bytes < most_bytes {
@@ -97,8 +98,8 @@ impl Stream {
         }
     }
 
-    /// Waits, at most for `patience`, until no more is read unless the consumer takes something: all was begun and is
-    /// there, there is no room, or the stream is over. Returns whether this is so.
+    /// Waits at most for `patience` until nothing more is read unless the program takes a tensor: all groups have
+    /// landed, the budget has no room, or the stream is over. Returns whether this is so.
     pub fn settle(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut state = self.work.lock();
