@@ -1,4 +1,4 @@
-//! [`CacheFill`]: threads that read tensors into the page cache, and keep nothing of them.
+//! [`CacheFill`]: threads that read tensors into the page cache and keep no copy of them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,54 +19,53 @@ use crate::streaming::options::CacheUse;
 use crate::streaming::pieces::{Files, read_piece};
 use crate::streaming::plan::{PLAN, ReadPiece, Reads, Want, groups};
 
-/// Bytes between two looks at the available memory.
+/// The available memory is checked each time this many bytes have been taken.
 const LOOK_BYTES: u64 = 64 << 20;
 
-/// Threads that read tensors of files whose reads come out of the page cache. Each reads into one buffer, again and
-/// again.
+/// Threads that read tensors into the page cache, for files whose reads go through it. Each thread reuses one buffer.
 #[derive(Debug)]
 pub struct CacheFill(Background<FillWork>);
 
-/// What a thread reads in one go.
+/// A piece of a file that one thread reads in one go.
 #[derive(Debug)]
 struct FillPiece {
     file: usize,
     piece: ReadPiece,
     len: usize,
-    /// Whether the file is checked after it.
+    /// Whether the file is checked after this piece.
     is_last: bool,
 }
 
 struct FillWork {
     pieces: Vec<FillPiece>,
-    /// The pieces of each want. Neighbours share theirs.
+    /// For each want: the numbers of its pieces. Neighbouring tensors share pieces.
     pieces_of: Vec<Range<usize>>,
     files: Arc<Files>,
-    /// The limit that the caller gave.
+    /// The caller's limit.
     memory_bytes: Option<u64>,
     done_bytes: AtomicU64,
     read_bytes: AtomicU64,
     state: Mutex<FillState>,
-    /// Signals that nothing more is read.
+    /// Signals that nothing more will be read.
     ended: Condvar,
 }
 
 #[derive(Debug)]
 struct FillState {
     is_taken: Vec<bool>,
-    /// The number of pieces that are not taken.
+    /// Number of pieces that no thread has taken.
     left: usize,
-    /// The piece to take next, unless it was taken before.
+    /// The next piece in order. It may have been taken early.
     next: usize,
-    /// Pieces that come before it.
+    /// Pieces to read before `next`.
     urgent: VecDeque<usize>,
     taken_bytes: u64,
     limit_bytes: u64,
-    /// The limit is found out again once so much was taken.
+    /// The limit is computed again once `taken_bytes` reaches this.
     look_at_bytes: u64,
-    /// Threads that read a piece.
+    /// Number of threads that are reading a piece.
     reading: usize,
-    /// Whether memory can hold no more.
+    /// Whether the limit has been reached.
     is_full: bool,
     failure: Option<Error>,
     is_over: bool,
@@ -89,8 +88,8 @@ impl std::fmt::Debug for FillWork {
 }
 
 impl CacheFill {
-    /// Starts to read. At most `memory_bytes` are brought or found in the cache, and in any case no more than memory can
-    /// hold; `None` for half of that.
+    /// Starts to read. Stops after `memory_bytes` have been read or found in the cache, and never exceeds the available
+    /// memory; `None` for half of the available memory.
     pub fn start(
         wants: &[Want],
         files: Arc<Files>,
@@ -141,7 +140,7 @@ impl CacheFill {
         Background::start("pagestream-warm", work, limits).map(Self)
     }
 
-    /// Has a want read next, unless it was. Returns false if it will not be read.
+    /// Moves a want to the front, unless it has been read. Returns false if it will not be read.
     pub fn bring_forward(&self, want: usize) -> bool {
         let Some(pieces) = self.0.pieces_of.get(want) else { return false };
         let mut state = self.0.lock();
@@ -153,7 +152,7 @@ impl CacheFill {
         true
     }
 
-    /// Waits, at most for `patience`, until nothing more is read. Returns whether this is so.
+    /// Waits at most for `patience` until nothing more will be read. Returns whether this is so.
     pub fn wait(&self, patience: Duration) -> Result<bool> {
         let deadline = Instant::now() + patience;
         let mut state = self.0.lock();
@@ -169,33 +168,33 @@ impl CacheFill {
         }
     }
 
-    /// Returns whether all was read or found in the cache.
+    /// Returns whether all wants have been read or found in the cache.
     pub fn is_complete(&self) -> bool {
         let state = self.0.lock();
         state.left == 0 && state.has_ended() && state.failure.is_none()
     }
 
-    /// Bytes of the wants that were read or found in the cache.
+    /// Returns how many bytes of the wants have been read or found in the cache.
     pub fn done_bytes(&self) -> u64 {
         self.0.done_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes in pages that were not in the cache.
+    /// Returns how many bytes were not in the cache and had to be read.
     pub fn read_bytes(&self) -> u64 {
         self.0.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of all wants, and of small gaps between them.
+    /// Returns the bytes of all wants and of small gaps between them.
     pub fn planned_bytes(&self) -> u64 {
         self.0.pieces.iter().map(|piece| piece.len as u64).sum()
     }
 
-    /// Stops reading. Threads in the middle of a read end by themselves.
+    /// Stops reading. A thread that is in a read finishes it and then ends.
     pub fn stop(&self) {
         self.0.stop();
     }
 
-    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    /// Stops the threads and waits for them for a limited time, because a read from dead storage may never return.
     pub fn close(&self) {
         self.0.close();
     }
@@ -206,7 +205,7 @@ impl FillWork {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a piece to read. Returns `None` once there will be no more.
+    /// Takes a piece to read. Returns `None` if there will be no more.
     fn take(&self) -> Option<usize> {
         let mut state = self.lock();
         let number = loop {
@@ -239,7 +238,7 @@ impl FillWork {
         Some(number)
     }
 
-    /// Reads a piece unless it is cached. Returns how many bytes were not.
+    /// Reads a piece unless it is cached. Returns how many of its bytes were not.
     fn read(&self, piece: &FillPiece, scratch: &mut Vec<u8>) -> Result<u64> {
         let opened = (self.files)(piece.file)?;
         let missing = missing_bytes(&opened, piece);
@@ -255,7 +254,7 @@ impl FillWork {
     }
 }
 
-/// Returns how many bytes of a piece are in pages that the cache lacks.
+/// Returns how many bytes of a piece are in uncached pages.
 fn missing_bytes(opened: &Opened, piece: &FillPiece) -> u64 {
     let missing = |offset: u64, len: u64| {
         page_cache::resident_pages(opened, offset, len)
@@ -318,13 +317,13 @@ mod tests {
     use crate::mapped_file::test_file;
 
     const LEN: u64 = 1024;
-    /// Against a hang alone.
+    /// Only guards against a hang.
     const MINUTES: Duration = Duration::from_secs(600);
 
-    /// A filling of so many files by so many threads, which wait for an answer before they open one.
+    /// A [`CacheFill`] of `count` files whose threads wait for an answer before they open a file.
     struct HeldFill {
         fill: CacheFill,
-        /// The files that threads are about to open.
+        /// The numbers of files that the threads are about to open.
         opening: mpsc::Receiver<usize>,
         answers: mpsc::Sender<Result<()>>,
     }
@@ -337,7 +336,7 @@ mod tests {
         let answer = Mutex::new(answer);
         let files = Arc::new(move |number| {
             let _ = seen.send(number);
-            // A test that has ended lets all go on.
+            // A test that has ended lets all threads continue.
             let said = answer.lock().unwrap_or_else(PoisonError::into_inner).recv();
             said.unwrap_or(Ok(())).map(|()| opened.clone())
         });
@@ -357,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_brought_forward_is_read_next() {
+    fn tensors_brought_forward_are_read_next() {
         const FILES: usize = 10;
         let test = filling(FILES, 1);
         assert_eq!(test.opens(), 0);
@@ -391,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_stop_threads_end_what_they_read_and_begin_nothing() {
+    fn after_a_stop_threads_finish_their_reads_and_begin_no_others() {
         let test = filling(10, 1);
         assert_eq!(test.opens(), 0);
         test.fill.stop();

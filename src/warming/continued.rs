@@ -1,4 +1,4 @@
-//! [`ContinuedStream`]: a stream that goes on where a [`Warming`] is.
+//! [`ContinuedStream`]: a stream that continues where a [`Warming`] is.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,13 +13,14 @@ use crate::streaming::options::StreamOptions;
 use crate::streaming::pieces::Files;
 use crate::streaming::plan::{FIRST_BYTES, PLAN, Want};
 
-/// The tensors of a plan, in order: those that a lead has in memory or is reading, and others, which a stream reads.
+/// The tensors of a plan, in order. Some come from a [`Warming`], which has them in memory or is reading them. A stream
+/// reads the rest.
 #[derive(Debug)]
 pub struct ContinuedStream {
-    /// Reads what is not claimed.
+    /// Reads the unclaimed wants.
     stream: Stream,
     lead: Option<Arc<Warming>>,
-    /// For each want its number in the lead, if it comes from there.
+    /// For each want: its number in the lead, if it was claimed there.
     claims: Vec<Option<usize>>,
     wants: Vec<Want>,
     files: SharedFiles,
@@ -27,7 +28,7 @@ pub struct ContinuedStream {
     position: Mutex<Position>,
 }
 
-/// [`Files`] of several streams.
+/// [`Files`] that several streams share.
 #[derive(Clone)]
 struct SharedFiles(Arc<Files>);
 
@@ -46,14 +47,14 @@ impl SharedFiles {
 
 #[derive(Debug, Default)]
 struct Position {
-    /// The want that comes next.
+    /// The next want to hand out.
     next: usize,
-    /// Reads it, if it was claimed from a lead that has ended.
+    /// Reads the next want, if it was claimed from a lead that has ended.
     alone: Option<Stream>,
 }
 
 impl ContinuedStream {
-    /// Claims what the lead has, and starts to read the rest.
+    /// Claims the tensors that the lead has, and starts to read the rest.
     pub fn start(
         wants: Vec<Want>,
         files: Arc<Files>,
@@ -76,7 +77,7 @@ impl ContinuedStream {
         self.position.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the number of the next want and its bytes, waiting for it for at most `patience`.
+    /// Takes the next want's number and bytes. Waits for them at most for `patience`.
     pub fn next(&self, patience: Duration) -> Result<Next<(usize, Landed)>> {
         self.stream.check_process()?;
         let mut position = self.position();
@@ -101,10 +102,10 @@ impl ContinuedStream {
         Ok(found.map(|landed| (number, landed)))
     }
 
-    /// Stops reading, and gives what was claimed and not taken back to the lead.
+    /// Stops reading, and returns claimed tensors that were not taken to the lead.
     pub fn close(&self) {
         if self.stream.check_process().is_err() {
-            return; // the lock may be one that a thread of the parent held
+            return; // a thread of the parent may have held the lock at the fork
         }
         self.stream.close();
         let mut position = self.position();

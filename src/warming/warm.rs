@@ -1,4 +1,5 @@
-//! [`Warming`]: tensors of a checkpoint that are read before anybody asks for them.
+//! [`Warming`]: the tensors of a checkpoint, read before the program asks for them. Other modules call it the lead of
+//! `warm`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,14 +18,14 @@ use crate::streaming::options::StreamOptions;
 use crate::streaming::pieces::Files;
 use crate::streaming::plan::Want;
 
-/// Reads tensors, into the page cache where reads come out of it, and elsewhere into memory of its own.
+/// Reads tensors into the page cache if the file's reads go through it, and otherwise into owned memory.
 #[derive(Debug)]
 pub struct Warming {
-    /// By file, and offset there.
+    /// Every tensor that is not empty, by file and offset.
     places: HashMap<(usize, u64), WarmPlace>,
     cache: CacheFill,
     memory: Stream,
-    /// Whether a consumer has the tensors of `memory`, or waits for them.
+    /// For each want of `memory`: whether a caller has its tensor or waits for it.
     is_claimed: Vec<AtomicBool>,
     is_cancelled: AtomicBool,
     process: u64,
@@ -32,28 +33,28 @@ pub struct Warming {
 
 #[derive(Debug)]
 struct WarmPlace {
-    /// `None` for the whole tensor.
+    /// The wanted part; `None` for the whole tensor.
     part: Option<Selection>,
     is_cached: bool,
-    /// The want of `cache` or `memory`.
+    /// The number of the want in `cache` or `memory`.
     want: usize,
 }
 
-/// Where the bytes are that a consumer asks for, or soon will be.
+/// Where the program finds the bytes of its request, now or soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Warmed {
     InCache,
-    /// The consumer has claimed them, under this number.
+    /// In memory, claimed by the caller under this number.
     InMemory(usize),
 }
 
-/// What a lead is doing.
+/// The state of a lead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarmState {
     Reading,
-    /// All was read.
+    /// Everything has been read.
     Done,
-    /// It has as much as it may.
+    /// The limit has been reached.
     Full,
     Cancelled,
     Failed,
@@ -72,8 +73,8 @@ impl WarmState {
 }
 
 impl Warming {
-    /// Starts to read. `is_cached` tells of a file whether its reads come out of the page cache. `memory_bytes` is the
-    /// most that is there at a time; `None` for [`CacheFill`]'s share and that of a stream.
+    /// Starts to read. `is_cached` returns whether reads of a file go through the page cache. `memory_bytes` limits the
+    /// page cache and the owned memory, each on its own; `None` for the defaults of [`CacheFill`] and of a stream.
     pub fn start(
         wants: Vec<Want>,
         is_cached: impl Fn(usize) -> bool,
@@ -112,49 +113,49 @@ impl Warming {
         self.places.get(&(file, offset)).filter(|place| is_here && place.part.as_ref() == part)
     }
 
-    /// Claims a number of `memory` for a consumer.
+    /// Claims a want of `memory`. Returns `None` if another caller has it.
     fn claim(&self, want: usize) -> Option<usize> {
         (!self.is_claimed[want].swap(true, Ordering::Relaxed)).then_some(want)
     }
 
-    /// Has a tensor, or a part of it, read next, whose consumer waits for it. Returns `None` if the lead neither has its
-    /// bytes nor will.
+    /// Moves a requested tensor, or a part of it, to the front. Returns `None` if the lead neither has its bytes nor
+    /// will read them.
     pub fn ask(&self, file: usize, offset: u64, part: Option<&Selection>) -> Option<Warmed> {
         let &WarmPlace { is_cached, want, .. } = self.find(file, offset, part)?;
         if is_cached {
             return self.cache.bring_forward(want).then_some(Warmed::InCache);
         }
         let want = self.claim(want)?;
-        // Where memory is short the consumer reads by itself.
+        // If memory is short, the caller reads the tensor itself.
         let is_live = self.memory.bring_forward(want).unwrap_or(false);
         is_live.then_some(Warmed::InMemory(want))
     }
 
-    /// Leaves a tensor, or a part of it, to a stream that reads by itself; but claims what is in memory already, or on
-    /// its way.
+    /// Leaves a tensor, or a part of it, to a stream that reads by itself. If its bytes are in memory or being read,
+    /// claims it instead and returns its number.
     pub fn claim_or_leave(&self, file: usize, offset: u64, part: Option<&Selection>) -> Option<usize> {
         let place = self.find(file, offset, part).filter(|place| !place.is_cached)?;
         let want = self.claim(place.want)?;
         self.memory.leave_out(want).then_some(want)
     }
 
-    /// Takes a tensor that was claimed, waiting for it for at most `patience`. After a failure it returns the
-    /// end: the consumer learns the cause from the tensor's own file.
+    /// Takes a claimed tensor. Waits for it at most for `patience`. Returns the end after a failure: the caller then
+    /// learns the cause when it reads the tensor's file.
     pub fn take(&self, want: usize, patience: Duration) -> Next<Landed> {
         self.memory.take(want, patience).unwrap_or(Next::End)
     }
 
-    /// Returns what was done to a file, if that ended the lead.
+    /// Returns the change to a file that ended the lead, if one did.
     pub fn change(&self) -> Option<Error> {
         self.memory.failure().filter(Error::is_change)
     }
 
-    /// Takes a claim back, of a consumer that does not wait any longer.
+    /// Returns a claim that the caller no longer needs.
     pub fn release(&self, want: usize) {
         self.is_claimed[want].store(false, Ordering::Relaxed);
     }
 
-    /// Waits, at most for `patience`, until nothing more is read unless a consumer takes something. Returns whether this
+    /// Waits at most for `patience` until nothing more is read unless the program takes a tensor. Returns whether this
     /// is so.
     pub fn wait(&self, patience: Duration) -> Result<bool> {
         if self.process != fork::generation() {
@@ -179,12 +180,12 @@ impl Warming {
         }
     }
 
-    /// Bytes that were read.
+    /// Returns how many bytes have been read.
     pub fn read_bytes(&self) -> u64 {
         self.cache.read_bytes() + self.memory.read_bytes()
     }
 
-    /// Bytes that were read, or found in the page cache.
+    /// Returns how many bytes have been read or found in the page cache.
     pub fn done_bytes(&self) -> u64 {
         self.cache.done_bytes() + self.memory.read_bytes()
     }
@@ -193,14 +194,14 @@ impl Warming {
         self.cache.planned_bytes() + self.memory.planned_bytes()
     }
 
-    /// Stops reading. What is in memory can still be taken.
+    /// Stops reading. Tensors in memory can still be taken.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.cache.stop();
         self.memory.stop();
     }
 
-    /// Ends the lead, and gives its memory back.
+    /// Ends the lead and frees its memory.
     fn end(&self) {
         self.cancel();
         self.cache.close();
@@ -208,18 +209,18 @@ impl Warming {
     }
 }
 
-/// The lead of a checkpoint. There is one at a time.
+/// The lead of a checkpoint. A checkpoint has at most one at a time.
 #[derive(Debug, Default)]
 pub struct WarmingSlot {
     lead: Mutex<Option<Arc<Warming>>>,
     is_set: AtomicBool,
-    /// Whether there was ever one that filled the page cache.
+    /// Whether any lead so far has filled the page cache.
     has_filled_cache: AtomicBool,
 }
 
 impl WarmingSlot {
     pub fn lead(&self) -> Option<Arc<Warming>> {
-        // Nearly every tensor is asked for without one.
+        // Avoids the lock: nearly all requests come while there is no lead.
         let is_set = self.is_set.load(Ordering::Relaxed);
         is_set.then(|| fork::with_lock(&self.lead, |lead| lead.clone())).flatten()
     }
@@ -228,7 +229,7 @@ impl WarmingSlot {
         self.has_filled_cache.load(Ordering::Relaxed)
     }
 
-    /// Ends the lead, and sets another one.
+    /// Ends the current lead, and sets another one.
     pub fn replace(&self, lead: Option<Arc<Warming>>) {
         if lead.as_ref().is_some_and(|lead| lead.cache.planned_bytes() > 0) {
             self.has_filled_cache.store(true, Ordering::Relaxed);
