@@ -1,7 +1,8 @@
-//! How a file is cut to be hashed, and the hashes of a run of it.
+//! Cuts a file for hashing, and hashes one lane of it.
 //!
-//! A file is a row of *spans*, each with a hash of its own. A *lane* is a run of whole spans that is hashed in order, so that
-//! lanes go on side by side; the file is one lane if the hash of all of it is wanted. A *piece* is what is read in one go.
+//! A file is a row of *spans*, each with its own hash; for example, a span is the data of one tensor. A *lane* is a run
+//! of whole spans that is hashed in order. Several lanes can be hashed in parallel. If the hash of the whole file is
+//! wanted, the file is one lane. A *piece* is read in one go.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,12 +10,12 @@ use std::ops::Range;
 use sha2::{Digest, Sha256};
 use twox_hash::XxHash3_128;
 
-/// What a thread reads at a time. It is still in the processor's cache when it is hashed.
+/// Bytes that a thread reads at a time. They are still in the processor's cache when they are hashed.
 pub const PIECE_BYTES: u64 = 512 << 10;
-/// Least length of the lanes that a file is cut into, for several threads. Tests have more lanes in less.
+/// Minimum length of a lane, if a file is cut for several threads. Tests use shorter lanes.
 const LANE_BYTES: u64 = if cfg!(test) { 2 << 20 } else { 32 << 20 };
 
-/// The hashes of a lane, up to some byte.
+/// The hashes of a lane up to `position`.
 pub struct LaneHasher {
     position: u64,
     span_ends: VecDeque<u64>,
@@ -24,7 +25,7 @@ pub struct LaneHasher {
 }
 
 impl LaneHasher {
-    /// Begins at `start` of a file; the first span does, too.
+    /// Starts at offset `start` of a file, where the first span begins.
     pub fn new(start: u64, span_ends: &[u64], sha256: bool) -> Self {
         Self {
             position: start,
@@ -35,7 +36,7 @@ impl LaneHasher {
         }
     }
 
-    /// Hashes the bytes that come next.
+    /// Hashes the next bytes.
     pub fn update(&mut self, mut bytes: &[u8]) {
         if let Some(sha256) = &mut self.sha256 {
             sha256.update(bytes);
@@ -57,9 +58,9 @@ impl LaneHasher {
         self.digests.push(std::mem::replace(&mut self.span, XxHash3_128::new()).finish_128());
     }
 
-    /// Returns the XXH3 of each span, and the SHA-256 of all.
+    /// Returns the XXH3 of each span, and the SHA-256 of all bytes.
     pub fn finish(mut self) -> (Vec<u128>, Option<[u8; 32]>) {
-        // Empty ones at the end are left.
+        // Only empty spans at the end are left.
         while !self.span_ends.is_empty() {
             self.end_span();
         }
@@ -67,17 +68,18 @@ impl LaneHasher {
     }
 }
 
-/// Returns where the piece that begins at `start` ends. Pieces end where the file's large blocks do: no two of them
-/// share a page or a request.
+/// Returns the end of the piece that begins at `start`. Pieces end at multiples of their length in the file, so no two
+/// of them share a page or a request.
 pub fn piece_end(start: u64, lane_end: u64) -> u64 {
     (start - start % PIECE_BYTES + PIECE_BYTES).min(lane_end)
 }
 
-/// Cuts the first `len` bytes of a file into lanes of whole spans. Each has its bytes, and the numbers of its spans.
+/// Cuts the first `len` bytes of a file into lanes of whole spans. Returns the byte range and the span numbers of each
+/// lane.
 pub fn lanes(span_ends: &[u64], len: u64, is_one: bool) -> Vec<(Range<u64>, Range<usize>)> {
     let (mut start, mut first, mut found) = (0, 0, Vec::new());
     for (number, &end) in span_ends.iter().enumerate() {
-        // The last one takes what is left, empty spans at the end too.
+        // The last lane takes the rest, including empty spans at the end.
         if !is_one && end - start >= LANE_BYTES && end < len {
             found.push((start..end, first..number + 1));
             (start, first) = (end, number + 1);
@@ -92,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_are_whole_spans_and_leave_nothing_out() {
+    fn lanes_consist_of_whole_spans_and_cover_the_file() {
         let [first, second, len] = [LANE_BYTES + 8, LANE_BYTES + 99, 3 * LANE_BYTES];
         let ends = [8, 8, first, second, len, len];
         assert_eq!(

@@ -1,17 +1,17 @@
-//! Checksums of whole files, by threads of their own: [`Hashing`].
+//! Computes checksums of whole files, on threads of its own: [`Hashing`].
 //!
 //! ```text
 //!   file ──prepare──> lanes ──step──> pieces: pread ──in order──> hashes of the lane ──> digests ──finish──> outcome
 //!                                        ▲ buffers ──────────────────┘
 //! ```
 //!
-//! A lane ([`lanes`]) is a run of a file that is hashed from its beginning to its end. Any thread may read its pieces. The
-//! thread that reads the next piece hashes it, and the pieces after it that are already in memory. A piece that is read too
-//! early waits in its buffer, and the number of buffers bounds the memory. Pieces are read in order, so the next one is always
-//! on its way.
+//! A lane ([`lanes`]) is a run of a file that is hashed from beginning to end. Any thread may read its pieces. The
+//! thread that reads the next piece hashes it, and also the pieces after it that are already in memory. A piece that
+//! arrives too early waits in its buffer, so the number of buffers bounds the memory. Threads take pieces in order, so
+//! the next piece is always being read.
 //!
-//! **What it promises.** Each file has one outcome: its digests, or an error if it was truncated or rewritten while it was
-//! read. The first error ends the work. The page cache stays as it was.
+//! **What it promises.** Each file has one outcome: its digests, or an error if it was truncated or rewritten
+//! meanwhile. The first error ends the work. The page cache stays as it was.
 //!
 //! **Callers:** the binding, for `verify`, `write_checksums` and the command.
 
@@ -36,47 +36,47 @@ mod lanes;
 
 use lanes::{LaneHasher, PIECE_BYTES, lanes, piece_end};
 
-/// Pieces in memory at first, for each lane that is read: more would only be cold when their turn comes. While storage
-/// is slow they double, up to the second number.
+/// Buffers for each lane at first. More pieces would no longer be in the processor's cache when their turn comes. While
+/// storage is slow, the number of buffers doubles, up to `MOST_PIECES` in total.
 const LANE_PIECES: u64 = 4;
 const MOST_PIECES: u64 = 128;
 /// Threads while storage is slow.
 const MOST_THREADS: usize = 64;
 
-/// What to hash of a file.
+/// The bytes of a file to hash, and the hashes to compute.
 #[derive(Debug)]
 pub struct HashRequest {
     pub opened: Arc<Opened>,
-    /// Bytes from the file's beginning that are hashed.
+    /// Number of bytes to hash, from the beginning of the file.
     pub len: u64,
-    /// Where the spans end that are hashed one by one; they follow each other from the file's beginning to `len`, if there
-    /// are any.
+    /// Ends of the spans that have their own hashes. If there are any, they are adjacent and cover the file from its
+    /// beginning to `len`.
     pub span_ends: Vec<u64>,
-    /// Whether the SHA-256 of all is wanted.
+    /// Whether to compute the SHA-256 of all bytes.
     pub sha256: bool,
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Digests {
-    /// XXH3 of each span, 128 bits.
+    /// The 128-bit XXH3 of each span.
     pub spans: Vec<u128>,
     pub sha256: Option<[u8; 32]>,
 }
 
-/// Makes the outcome of a file of its digests.
+/// Turns the digests of a file into its outcome.
 pub type Finish<T> = Box<dyn FnOnce(Digests) -> T + Send>;
 
-/// What becomes of a file.
+/// How to get the outcome of a file.
 pub enum Prepared<T> {
     Hash(HashRequest, Finish<T>),
-    /// Nothing is to be hashed.
+    /// The outcome is known without hashing.
     Known(T),
 }
 
-/// Opens the file of a number, and says what to hash.
+/// Opens the file with a given number and decides how to hash it.
 pub type Prepare<T> = dyn Fn(usize) -> Result<Prepared<T>> + Send + Sync;
 
-/// Files that are hashed by threads of their own. Outcomes come in no order.
+/// Hashes files on threads of its own. Outcomes come in any order.
 #[derive(Debug)]
 pub struct Hashing<T: Send + 'static>(Background<HashWork<T>>);
 
@@ -102,15 +102,15 @@ struct Lane<T> {
 }
 
 struct LaneState {
-    /// Where the next piece to hash begins.
+    /// Offset of the next piece to hash.
     next: u64,
-    /// Pieces that were read, by their offset.
+    /// Pieces that have been read, by offset.
     landed: BTreeMap<u64, Vec<u8>>,
-    /// Away while a thread hashes.
+    /// `None` while a thread is hashing.
     hasher: Option<LaneHasher>,
 }
 
-/// What a thread does next.
+/// The next action of a thread.
 enum HashTask<T> {
     Prepare(usize),
     Read { lane: Arc<Lane<T>>, range: Range<u64>, buffer: Vec<u8> },
@@ -119,10 +119,10 @@ enum HashTask<T> {
 struct HashState<T> {
     next_file: usize,
     unfinished_files: usize,
-    /// Lanes of which not all pieces were taken, and where the next one begins.
+    /// Lanes with pieces to read, each with the offset of its next piece.
     lanes: VecDeque<(Arc<Lane<T>>, u64)>,
     free: Vec<Vec<u8>>,
-    /// How many pieces may be in memory.
+    /// The number of pieces in memory, and its limit.
     pieces: Budget,
     outcomes: VecDeque<T>,
     failure: Option<Error>,
@@ -132,13 +132,13 @@ struct HashState<T> {
 struct HashWork<T> {
     files: Vec<usize>,
     prepare: Box<Prepare<T>>,
-    /// Lanes that are read at a time.
+    /// Number of lanes that are read at a time.
     width: usize,
     state: Mutex<HashState<T>>,
     done_bytes: AtomicU64,
-    /// Signals lanes, files or buffers.
+    /// Signals new lanes, files or buffers.
     task_ready: Condvar,
-    /// Signals that a file has its outcome, or that none will.
+    /// Signals that a file has its outcome, or that no more will come.
     outcome_ready: Condvar,
 }
 
@@ -153,7 +153,7 @@ fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<T: Send + 'static> Hashing<T> {
-    /// Starts to hash the files of these numbers. `threads` is how many to use, whatever the storage.
+    /// Starts to hash the files with these numbers. `threads` sets the number of threads, regardless of the storage.
     pub fn start(files: Vec<usize>, prepare: Box<Prepare<T>>, threads: Option<usize>) -> Result<Self> {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let limits =
@@ -185,7 +185,7 @@ impl<T: Send + 'static> Hashing<T> {
         Background::start("pagestream-hash", work, limits).map(Self)
     }
 
-    /// Takes the outcome of a file, waiting for it for at most `patience`.
+    /// Takes the outcome of a file. Waits for it at most for `patience`.
     pub fn next(&self, patience: Duration) -> Result<Next<T>> {
         self.0.check_process("the threads that verify")?;
         let deadline = Instant::now() + patience;
@@ -209,19 +209,19 @@ impl<T: Send + 'static> Hashing<T> {
         }
     }
 
-    /// Bytes that were hashed so far.
+    /// Returns how many bytes have been hashed.
     pub fn done_bytes(&self) -> u64 {
         self.0.done_bytes.load(Ordering::Relaxed)
     }
 
-    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    /// Stops the threads and waits for them for a limited time, because a read from dead storage may never return.
     pub fn close(&self) {
         self.0.close();
     }
 }
 
 impl<T: Send + 'static> HashWork<T> {
-    /// Waits for a task. Returns `None` once there will be no more.
+    /// Waits for a task. Returns `None` if there will be no more.
     fn wait_for_task(&self) -> Option<HashTask<T>> {
         let mut state = locked(&self.state);
         loop {
@@ -251,7 +251,7 @@ impl<T: Send + 'static> HashWork<T> {
         }
     }
 
-    /// Enters the lanes of a file, or its outcome.
+    /// Adds the lanes of a file, or its outcome.
     fn enter(&self, prepared: Prepared<T>) {
         match prepared {
             Prepared::Known(outcome) => self.enter_outcome(outcome),
@@ -287,7 +287,8 @@ impl<T: Send + 'static> HashWork<T> {
         self.outcome_ready.notify_all();
     }
 
-    /// Hashes a piece that was read and those that wait for it, or leaves it until its turn.
+    /// Stores a piece. If it is the next one and no other thread hashes this lane, hashes it and the pieces after it
+    /// that are in memory.
     fn deliver(&self, lane: &Lane<T>, offset: u64, piece: Vec<u8>) -> Result<()> {
         let mut state = locked(&lane.state);
         state.landed.insert(offset, piece);
@@ -327,7 +328,7 @@ impl<T: Send + 'static> HashWork<T> {
         self.finish(&lane.job)
     }
 
-    /// Makes the outcome of a file, if it was not cut or written to meanwhile.
+    /// Makes the outcome of a file, if it was not truncated or rewritten meanwhile.
     fn finish(&self, job: &Job<T>) -> Result<()> {
         job.opened.verify_with_server()?;
         let (digests, finish) = {
@@ -342,7 +343,8 @@ impl<T: Send + 'static> HashWork<T> {
 }
 
 impl<T> HashState<T> {
-    /// Returns a buffer. `None` until another thread gives one back, if there is no room or no memory for more.
+    /// Returns a buffer. Returns `None` if there is no room or no memory for another one: the thread then waits until a
+    /// buffer is returned.
     fn take_buffer(&mut self) -> Result<Option<Vec<u8>>, OutOfMemory> {
         if !self.pieces.has_room() {
             return Ok(None);
@@ -366,12 +368,12 @@ impl<T> HashState<T> {
         }
     }
 
-    /// Takes the next piece of one of the first `width` lanes, in turn.
+    /// Takes the next piece of the first lane. The first `width` lanes take turns.
     fn take_piece(&mut self, width: usize) -> Option<(Arc<Lane<T>>, Range<u64>)> {
         let (lane, start) = self.lanes.pop_front()?;
         let end = piece_end(start, lane.end);
         if end < lane.end {
-            // Behind the other lanes that are read now.
+            // Go behind the other lanes that are being read.
             let place = self.lanes.len().min(width - 1);
             self.lanes.insert(place, (lane.clone(), end));
         }
@@ -380,7 +382,7 @@ impl<T> HashState<T> {
 }
 
 impl<T> Job<T> {
-    /// Fills a buffer's beginning. What was not in the page cache is not left there.
+    /// Reads a range into the beginning of a buffer. Leaves no pages in the page cache that were not there before.
     fn read(&self, range: &Range<u64>, buffer: &mut [u8]) -> Result<()> {
         let (offset, len) = (range.start, range.end - range.start);
         let before = page_cache::resident_pages(&self.opened, offset, len);
@@ -411,7 +413,7 @@ impl<T: Send + 'static> Work for HashWork<T> {
 
     fn step(&self, (): &mut ()) -> Option<Step> {
         let task = self.wait_for_task()?;
-        // Hashing is no wait.
+        // Time spent on hashing does not count as waiting.
         let wait = Wait::begin();
         let (waited, done) = match task {
             HashTask::Prepare(file) => {
@@ -456,10 +458,10 @@ mod tests {
     use crate::mapped_file::test_file;
     use crate::os::errno::Code;
 
-    /// Against a hang alone.
+    /// Only guards against a hang.
     const MINUTES: Duration = Duration::from_secs(600);
 
-    /// Hashes files of one content each, and returns the digests by number.
+    /// Hashes files with these contents and returns their digests by number.
     fn digests(contents: &[Vec<u8>], ends: &[Vec<u64>], sha256: bool) -> Vec<Digests> {
         let open = |content: &Vec<u8>| test_file::opened(content, RequestedMode::Auto);
         let files: Vec<_> = contents.iter().map(open).collect();
@@ -484,7 +486,8 @@ mod tests {
         found.into_iter().map(|digests| digests.expect("each file has its outcome")).collect()
     }
 
-    /// So many bytes, each four another number, and the hashes of spans that end there.
+    /// Returns `len` bytes in which every four bytes hold a different number, and the hashes of the spans that end at
+    /// `ends`.
     fn content_and_hashes(len: u32, ends: &[u64]) -> (Vec<u8>, Vec<u128>) {
         let numbers = 0..len / 4;
         let content: Vec<u8> =
@@ -496,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_many_lanes_is_hashed_as_in_one_go() {
+    fn a_file_of_many_lanes_has_the_same_hashes_as_in_one_go() {
         let ends = vec![5, (2 << 20) + 1, 5 << 20, 6 << 20];
         let (content, expected) = content_and_hashes(6 << 20, &ends);
         assert_eq!(lanes(&ends, 6 << 20, false).len(), 3);
@@ -504,9 +507,9 @@ mod tests {
         assert_eq!(found[0], Digests { spans: expected, sha256: None });
     }
 
-    /// What a lane needs next may come after what lies behind it.
+    /// The next piece of a lane may land after later pieces.
     #[test]
-    fn pieces_that_land_in_any_order_are_hashed_in_that_of_the_file() {
+    fn pieces_that_land_in_any_order_are_hashed_in_file_order() {
         const PIECES: u64 = 4;
         let len = PIECES * PIECE_BYTES;
         let ends = vec![7, PIECE_BYTES, PIECE_BYTES + 3, len];
@@ -536,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_fails_ends_the_hashing_though_others_are_on_their_way() {
+    fn a_failed_read_ends_the_hashing_while_other_reads_are_in_flight() {
         let len = 2 * PIECE_BYTES;
         let (opened, gate) = test_file::gated(&vec![1; len as usize], RequestedMode::Auto);
         let prepare = move |_| {
@@ -558,7 +561,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(24) })]
         #[test]
-        fn digests_are_those_of_the_bytes(
+        fn digests_match_the_bytes(
             lens in prop::collection::vec(prop::collection::vec(prop_oneof![0..300u64, 0..1_500_000u64], 1..6), 0..5),
             sha256: bool,
         ) {
