@@ -1,4 +1,5 @@
-//! Weight files without a user: closed during their read-ahead, or opened ahead as the probable next shard.
+//! Weight files that the program does not use at the moment: closed during their read-ahead, or opened early as the
+//! probable next shard.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
@@ -18,13 +19,13 @@ use crate::weights::strictness::Strictness;
 
 static FILES: IdleStore<IdleKey, IdleFile> = IdleStore::new();
 
-/// The program's most recent openings.
+/// The most recent openings by the program.
 static OPENED: Mutex<Vec<OpenedFile>> = Mutex::new(Vec::new());
 const MAX_OPENED: usize = 256;
-/// If a program's threads open the shards of a checkpoint at the same time, all openings fall within this time.
+/// If threads of a program open the shards of a checkpoint at the same time, all openings fall within this time.
 const SAME_TIME: Duration = Duration::from_secs(1);
 
-/// A file opened by the program.
+/// A file that the program has opened.
 #[derive(Debug)]
 struct OpenedFile {
     path: PathBuf,
@@ -41,11 +42,11 @@ pub struct IdleKey {
     mode: RequestedMode,
     strictness: Strictness,
     ahead_bytes: Option<u64>,
-    /// A file that was opened with other rights is not handed out.
+    /// A file that was opened with other rights is never handed out.
     credentials: Credentials,
 }
 
-/// A file without a user.
+/// A file that the program does not use at the moment.
 #[derive(Debug)]
 struct IdleFile {
     weights: WeightFile,
@@ -62,7 +63,7 @@ impl Drop for IdleFile {
     fn drop(&mut self) {
         // A new owner holds clones of both.
         if Arc::strong_count(&self.weights.file) == 1 {
-            // Close the file first: the lead continues while views exist.
+            // Close the file first, because the lead continues while views exist.
             self.weights.file.close();
             self.lead.close();
         }
@@ -92,7 +93,7 @@ impl IdleKey {
         Ok((weights, lead))
     }
 
-    /// Records that the program opens the file, or has opened it.
+    /// Records that the program is opening the file, or has opened it.
     fn note_opened(&self, file: Weak<MappedFile>, header: Weak<Header>, lead: Weak<FileLead>) {
         let noted =
             OpenedFile { path: self.path.absolute.to_path_buf(), when: Instant::now(), file, header, lead };
@@ -109,13 +110,13 @@ impl IdleKey {
             let found = opened.iter().find(|other| *other.path == *self.path.absolute)?;
             Some((found.file.upgrade(), found.header.upgrade(), found.lead.upgrade()))
         })?;
-        // Outside the lock: the last reference closes the file, and may be dropped here.
+        // Outside the lock, because these may be the last references, and dropping the last one closes the file.
         let weights = WeightFile { file: file?, header: header? };
         let lead = lead?;
         (!weights.file.is_closed()).then_some((weights, lead))
     }
 
-    /// Returns whether the program has opened the file since then, or at the same time.
+    /// Returns whether the program has opened the file after `since`, or less than [`SAME_TIME`] before it.
     fn was_opened(&self, since: Instant) -> bool {
         fork::with_lock(&OPENED, |opened| {
             opened.iter().any(|other| *other.path == *self.path.absolute && other.when + SAME_TIME >= since)
@@ -148,11 +149,11 @@ impl IdleKey {
             }
             let weights = WeightFile::open_to_read_ahead(&key.path, key.mode, key.strictness)?;
             if !weights.file.tells_states_apart() {
-                return Ok(()); // The consumer will open it again.
+                return Ok(()); // The program will open it again.
             }
             let (header, opened) = (weights.header.clone(), weights.file.opened()?);
             let (weights, lead) = key.with_lead(weights);
-            // The consumer gets this file, unless it has already opened the shard itself.
+            // The program gets this file, unless it has already opened the shard itself.
             if on_its_way.hold(IdleFile { weights, lead: lead.clone() }, is_used.clone()) {
                 return lead.begin(&header, opened, handover);
             }

@@ -1,4 +1,5 @@
-//! The read-ahead for `WeightFile` and `Checkpoint`. It is created when a program requests the first tensor of a file.
+//! The read-ahead for `WeightFile` and `Checkpoint`. It is created when the program requests the first tensor of a
+//! file.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -27,25 +28,24 @@ use crate::streaming::engine::Landed;
 use crate::streaming::sample;
 use crate::weights::header::Header;
 
-/// Parts up to this length are left to page faults, each of which also brings the surroundings: 128 KiB by default.
+/// Parts up to this length are left to page faults. Each fault also brings in the surrounding 128 KiB by default.
 const MAX_FAULT_BYTES: u64 = 16 << 10;
 
 /// The lead of a file.
 pub struct FileLead {
     limit_bytes: Option<u64>,
-    /// `None` inside if the file is not worth a lead.
+    /// The inner `None` means that the file is not worth a lead.
     lead: OnceLock<Option<Lead>>,
-    /// The change that was noticed while the file was read ahead. A tensor that comes from the mapping would not report
-    /// it.
+    /// A change to the file that was noticed during read-ahead. A tensor from the mapping would not report it.
     change: OnceLock<Error>,
-    /// A reader's last error, until the program requests the affected tensor.
+    /// The last error of a reader, until the program requests the affected tensor.
     failure: Mutex<Option<Error>>,
     /// Parts that are requested in sequence.
     sequence: Sequence,
     /// Whether to widen the read-ahead of page faults once the program requests more than a short part of a tensor.
     is_narrow: AtomicBool,
     is_closed: AtomicBool,
-    /// Whether the file is open for a consumer.
+    /// Whether the program has the file open.
     is_used: Arc<AtomicBool>,
     next: Option<NextFile>,
     warm: Option<WarmingShard>,
@@ -66,7 +66,7 @@ impl Drop for FileLead {
 
 impl FileLead {
     /// Creates a lead. `limit_bytes` is its maximum length: `None` follows the free memory, and 0 disables it. The lead
-    /// continues with `next`.
+    /// continues with the file `next`.
     pub fn new(limit_bytes: Option<u64>, next: Option<NextFile>) -> Self {
         Self {
             limit_bytes,
@@ -82,14 +82,14 @@ impl FileLead {
         }
     }
 
-    /// Creates the lead of a checkpoint's shard, whose tensors `warm` may read before the program requests them.
+    /// Creates the lead of a checkpoint's shard. `warm` may read the shard's tensors before the program requests them.
     pub fn of_shard(limit_bytes: Option<u64>, next: Option<NextFile>, warm: WarmingShard) -> Self {
         let mut lead = Self::new(limit_bytes, next);
         lead.warm = Some(warm);
         lead
     }
 
-    /// Records whether the file is open for a consumer.
+    /// Records whether the program has the file open.
     pub fn set_used(&self, is_used: bool) {
         self.is_used.store(is_used, Ordering::Relaxed);
     }
@@ -117,8 +117,8 @@ impl FileLead {
         Ok(self.is_on() && self.sequence.fill(opened, range, limit_bytes, out, keep_going)?)
     }
 
-    /// Records the request for the tensor of `len` bytes at `offset` of the file, or for a part of it. Waits for the
-    /// bytes and returns them if they are read into memory of their own.
+    /// Records the request for the tensor of `len` bytes at `offset` of the file, or for a part of it. If a stream or
+    /// `warm` reads the bytes into owned memory, waits for them and returns them.
     pub fn follow(
         &self,
         py: Python<'_>,
@@ -158,7 +158,7 @@ impl FileLead {
             lead.note_taken(0);
         };
         begun.inspect_err(give_up)?;
-        // A failure of the stream ends the wait, but is no exception here: it may be of another tensor.
+        // A failure of the stream ends the wait, but raises no exception here, because another tensor may be affected.
         let taken = wait(py, |patience| {
             PyResult::Ok(
                 stream
@@ -185,7 +185,7 @@ impl FileLead {
     }
 
     /// Answers for a tensor that is not read ahead. If a reader failed in its bytes, raises that error once: a view
-    /// would report less, and later.
+    /// would report it later and with less detail.
     fn left_to_file(&self, offset: u64, len: u64) -> PyResult<Option<Landed>> {
         let here = |failure: &mut Option<Error>| failure.take_if(|failure| failure.is_of_bytes(offset, len));
         let failed = self.change.get().cloned().or_else(|| fork::with_lock(&self.failure, here));
@@ -202,7 +202,7 @@ impl FileLead {
         self.warm.as_ref().map_or(Ok(None), |warm| warm.take(py, offset, selection))
     }
 
-    /// Reads ahead for a consumer that is expected to continue from another file.
+    /// Reads ahead for a program that is predicted to continue here from another file.
     pub fn begin(&self, header: &Header, opened: Arc<Opened>, handover: &Handover) -> Result<()> {
         self.lead(header, &opened).map_or(Ok(()), |lead| lead.begin(handover))
     }
@@ -234,7 +234,7 @@ impl FileLead {
         }
         let with_bytes = header.tensors_by_offset().filter(|entry| entry.len > 0);
         let named = with_bytes.map(|entry| (entry.name.as_bytes(), (entry.offset, entry.len)));
-        // Without memory for its lists there is no lead.
+        // Without memory for these lists there is no lead.
         let named = allocate::collected(named, "the tensors of a file").ok()?;
         let tensors = FileTensors::of(&named).ok()?;
         let keeps_cache = self.warm.as_ref().is_some_and(WarmingShard::has_filled_cache);
@@ -251,7 +251,7 @@ impl FileLead {
         Ok(true)
     }
 
-    /// Stops reading ahead until the consumer is back.
+    /// Stops reading ahead until the program requests another tensor.
     pub fn rest(&self) {
         if let Some(Some(lead)) = self.lead.get() {
             lead.rest();

@@ -1,4 +1,4 @@
-//! [`NextFile`]: the file after a given one, as its lead sees it.
+//! [`NextFile`]: the file that probably follows another one, for the lead of that file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::mapped_file::RequestedMode;
 use crate::os::file::open::{self, Kind};
 use crate::os::process::thread;
 
-/// Opens the file and begins to read it, for a consumer that continues as in the previous file. Runs in a thread of its
-/// own. The consumer meets any failure itself.
+/// Opens the file and begins to read it, for a program that continues as in the previous file. Runs in a thread of its
+/// own. The program meets any failure itself.
 ///
-/// The flag tells whether the previous file is open for a consumer.
+/// The flag tells whether the program has the previous file open.
 type GoOn = dyn Fn(&Handover, &Arc<AtomicBool>) -> Result<()> + Send + Sync;
 
-/// The file after a given one.
+/// The file that probably follows another one.
 pub struct NextFile {
     path: PathBuf,
     mode: RequestedMode,
@@ -53,7 +53,7 @@ impl NextFile {
         }
         let (go_on, path) = (self.go_on.clone(), self.path.clone());
         let builder = Builder::new().name("pagestream-next".into());
-        // Best effort: without a thread, or after a failure, the consumer opens the file itself.
+        // Best effort: without a thread, or after a failure, the program opens the file itself.
         drop(thread::start(builder, move || {
             // The program has not asked for this file, and opening a device can have side effects.
             if open::identity_at(&path).is_ok_and(|found| found.kind == Kind::RegularFile) {
