@@ -1,41 +1,41 @@
-//! [`Benefit`]: whether what is read ahead of a consumer gets used.
+//! [`Benefit`]: whether the program uses the tensors that streams read ahead.
 //!
-//! A consumer that takes a few neighbours and jumps, again and again, leaves behind what was read ahead of it. After
-//! [`MAX_FRUITLESS`] streams in vain the next one begins only in a [row](super::rows) of requests that is longer than those
-//! before. Where rows have the same length, a stream reads one row.
+//! A program that takes a few neighbours and then jumps, again and again, leaves most of the read-ahead unused. After
+//! [`MAX_FRUITLESS`] wasted streams, the next one begins only in a [row](super::rows) of requests that is longer than
+//! all remembered rows. If rows have the same length, a stream reads exactly one row.
 
 use super::file_tensors::FileTensors;
 use super::guess::{Guess, Request};
 use crate::streaming::plan::REQUEST_BYTES;
 
-/// Streams in a row of which too little was used, up to which others begin as before.
+/// Number of consecutive wasted streams after which another one needs an unusually long row.
 const MAX_FRUITLESS: u32 = 2;
 
 #[derive(Debug, Default)]
 pub struct Benefit {
-    /// Streams in a row of which too little was used.
+    /// Number of consecutive wasted streams. The program used too little of each.
     fruitless: u32,
 }
 
 impl Benefit {
-    /// Notes whether the stream that another one takes the place of was of use; `None` where there was none.
+    /// Notes whether the previous stream was useful; `None` if there was none.
     pub fn note_stream(&mut self, is_of_use: Option<bool>) {
         self.fruitless =
             is_of_use.map_or(self.fruitless, |is_of_use| if is_of_use { 0 } else { self.fruitless + 1 });
     }
 
-    /// Returns whether the last streams were all in vain.
+    /// Returns whether the last streams were all wasted.
     pub fn is_fruitless(&self) -> bool {
         self.fruitless >= MAX_FRUITLESS
     }
 
-    /// Returns whether a stream of whole tensors may begin with a request.
+    /// Returns whether a stream of whole tensors may begin with this request.
     pub fn may_begin(&self, tensors: &FileTensors, guess: &Guess, request: Request) -> bool {
         let Request { place, is_next, row_end, .. } = request;
         let Some(end) = row_end else {
             return is_next && (guess.uses.has_threads || !self.is_fruitless() || guess.rows.is_longer());
         };
-        // A row that page faults bring is left to them.
+        // A row smaller than one page-fault window needs no read-ahead.
         !is_next && end > place + 1 && tensors.bytes_of(place..end, guess.order) > REQUEST_BYTES
     }
 }
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
     use crate::natural::NameKinds;
 
-    /// Tensors of so many bytes, a hundred places for each row.
+    /// Makes a file of tensors of `len` bytes, with a hundred places for each row.
     fn file(rows: usize, len: u64) -> FileTensors {
         let count = 100 * rows as u64;
         let names = vec![NameKinds { kind: 0, series: 0 }; count as usize];
@@ -53,13 +53,13 @@ mod tests {
             .expect("memory")
     }
 
-    /// Asks for rows of tensors of `len` bytes, with a stream in vain in each that may begin, and returns which requests began
-    /// one.
+    /// Requests rows of tensors of `len` bytes. Each row wastes a stream, if one may begin. Returns the requests that
+    /// could begin a stream.
     fn begun(rows: &[usize], len: u64) -> Vec<Vec<usize>> {
         let tensors = file(rows.len(), len);
         let (mut benefit, mut guess) = (Benefit::default(), Guess::new(&tensors).expect("memory"));
         let mut in_row = |(at, &row): (usize, &usize)| {
-            // From the last row to the first: each jump is one backwards.
+            // From the last row to the first, so that each jump goes backwards.
             let first = 100 * (rows.len() - 1 - at);
             let begins = |&request: &usize| {
                 let thread = std::thread::current().id();
@@ -76,19 +76,19 @@ mod tests {
     }
 
     #[test]
-    fn rows_get_two_streams_and_a_longer_one_another() {
+    fn after_two_wasted_streams_only_longer_rows_get_one() {
         let found = begun(&[2, 3, 2, 3, 2, 4], 1);
         assert_eq!(found, [vec![1], vec![1, 2], vec![], vec![], vec![], vec![3]]);
     }
 
     #[test]
-    fn of_rows_of_the_usual_length_page_faults_bring_what_is_small() {
+    fn small_rows_of_the_usual_length_are_left_to_page_faults() {
         assert_eq!(begun(&[2, 2, 2, 2], REQUEST_BYTES / 2), [vec![1], vec![1], vec![], vec![]]);
         assert_eq!(begun(&[2, 2, 2, 2], REQUEST_BYTES), [vec![1], vec![1], vec![0], vec![0]]);
     }
 
     #[test]
-    fn one_of_use_brings_the_others_back() {
+    fn a_useful_stream_allows_further_streams() {
         let mut benefit = Benefit::default();
         for is_of_use in [Some(false), None, Some(false)] {
             benefit.note_stream(is_of_use);

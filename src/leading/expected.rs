@@ -1,4 +1,4 @@
-//! [`Expected`]: the tensors that the consumer of a file is expected to ask for, and the stream that reads them.
+//! [`Expected`]: the predicted tensors of a file, and the stream that reads them.
 
 use std::sync::Arc;
 
@@ -8,34 +8,34 @@ use super::uses::NEAR_TENSORS;
 use crate::streaming::engine::Stream;
 use crate::streaming::plan::Want;
 
-/// A stream of tensors that are expected.
+/// A stream of predicted tensors.
 #[derive(Debug)]
 pub struct Expected {
     pub stream: Arc<Stream>,
     pub wants: Vec<Want>,
-    /// The place of each want in the order that is followed; they ascend.
+    /// The place of each want in the order that the program follows; they ascend.
     pub places: Vec<usize>,
-    /// Whether they are the rest of a row, and not of the file.
+    /// Whether the wants are the rest of a row, rather than the rest of the file.
     pub is_row: bool,
-    /// Bytes that the stream may read ahead at first.
+    /// Limit on read-ahead at the start of the stream.
     pub first_bytes: u64,
-    /// Bytes that were asked for.
+    /// Bytes that the program has requested from the stream.
     pub used_bytes: u64,
 }
 
 impl Expected {
-    /// Returns whether the stream has what is asked for, or is about to have it.
+    /// Returns whether the stream has the requested tensor, or will have it soon.
     pub fn has(&self, place: usize, selection: Option<&Selection>) -> bool {
         self.find(place, selection).is_some_and(|want| self.stream.has(want, NEAR_TENSORS))
     }
 
-    /// Reserves what is asked for in the stream. Returns the number of the want, if it is there or will be after `near`
-    /// others at most.
+    /// Reserves the requested tensor in the stream. Returns its want number if the stream has it, or will have it after
+    /// at most `near` more groups.
     pub fn reserve(&self, place: usize, selection: Option<&Selection>, near: usize) -> Option<usize> {
         self.find(place, selection).filter(|&want| self.stream.reserve(want, near))
     }
 
-    /// Leaves what is expected from a place on to others.
+    /// Leaves the tensors from place `end` on to another lead; `None` for no end.
     pub fn end_before(&self, end: Option<usize>) {
         let want = end.map_or(self.places.len(), |end| self.places.partition_point(|&place| place < end));
         self.stream.end_before(want);

@@ -1,4 +1,4 @@
-//! [`FileTensors`]: the tensors of a file, in the orders in which a consumer may ask for them.
+//! [`FileTensors`]: the tensors of a file, in each order that a program may follow.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,18 +9,19 @@ use crate::natural::{self, NameKinds};
 /// The purpose of memory for these lists.
 const TENSORS: &str = "the tensors of a file";
 
-/// The tensors of a file, in order of the data. None is empty.
+/// The tensors of a file that are not empty. A tensor's number is its position in the file; its place is its position
+/// in one of the orders.
 #[derive(Debug)]
 pub struct FileTensors {
-    /// Offset in the file and length of each.
+    /// Offset in the file and length of each tensor.
     pub ranges: Vec<(u64, u64)>,
     names: Vec<NameKinds>,
-    /// About how many tensors a layer has.
+    /// Approximate number of tensors in a layer.
     pub layer_tensors: usize,
     orders: Vec<TensorOrder>,
 }
 
-/// The tensors in some order, and the place of each in it.
+/// An order of the tensors, and the place of each tensor in it.
 #[derive(Debug)]
 struct TensorOrder {
     numbers: Vec<u32>,
@@ -38,8 +39,8 @@ impl TensorOrder {
 }
 
 impl FileTensors {
-    /// The tensors of these names and ranges, in order of the data. They may be asked for in order of the names, too, also
-    /// with runs of digits as numbers.
+    /// Makes the list from names and ranges, in file order. A program may also request tensors in the order of their
+    /// names, compared either byte by byte or with runs of digits as numbers.
     pub fn of(tensors: &[(&[u8], (u64, u64))]) -> Result<Self, OutOfMemory> {
         let name_of = |number: &u32| tensors[*number as usize].0;
         let mut by_name = allocate::collected(0..tensors.len() as u32, TENSORS)?;
@@ -53,7 +54,7 @@ impl FileTensors {
         Self::new(ranges, allocate::collected(names, TENSORS)?, vec![by_name, by_number])
     }
 
-    /// `orders` has the tensors in other orders in which they may be asked for.
+    /// `orders` lists the tensors in the other orders in which a program may request them.
     pub fn new(
         ranges: Vec<(u64, u64)>,
         names: Vec<NameKinds>,
@@ -82,12 +83,13 @@ impl FileTensors {
         self.orders[order].places[number] as usize
     }
 
-    /// Returns how many bytes the tensors at some places of an order have.
+    /// Returns the total length of the tensors at some places of an order.
     pub fn bytes_of(&self, places: Range<usize>, order: usize) -> u64 {
         places.map(|place| self.ranges[self.number_at(place, order)].1).sum()
     }
 
-    /// Tensors of the same length alone are of one kind, so that a part of one lies inside each other one.
+    /// Returns the kind of a tensor. Tensors of one kind have the same length, so a part of one lies inside each of
+    /// them.
     pub fn kind_of(&self, number: usize) -> (u64, u64) {
         (self.names[number].kind, self.ranges[number].1)
     }
@@ -96,7 +98,7 @@ impl FileTensors {
         self.names[number].series
     }
 
-    /// Returns the places from behind one tensor up to another one.
+    /// Returns the places between two tensors.
     pub fn between(&self, last: usize, number: usize, order: usize) -> Range<usize> {
         self.place_of(last, order) + 1..self.place_of(number, order)
     }

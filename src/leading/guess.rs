@@ -1,9 +1,10 @@
-//! [`Guess`]: which tensors of a file a consumer will ask for next, and which parts of them.
+//! [`Guess`]: predicts which tensors of a file the program will request next, and which parts of them.
 //!
-//! Tensors are expected in the order of the data, or in another one (of their names, say) as soon as that shows. Of
-//! each tensor the part is expected that was asked for of the tensor of the same kind: one of the same length, whose
-//! name differs in its numbers. A rank takes the same rows or columns of all layers. Tensors of a series that the consumer
-//! [leaves out](super::left_out) are not expected, nor what lies behind a [row](super::rows) of the usual length.
+//! The program is assumed to request tensors in file order, until its requests show another order, such as the order of
+//! the names. For each tensor, it is assumed to request the same part as of the last tensor of the same kind. Tensors
+//! of a kind have the same length, and their names differ only in numbers; for example, a rank takes the same rows or
+//! columns of every layer. The prediction excludes series that the program [skips](super::left_out), and tensors after
+//! a [row](super::rows) of the usual length.
 
 use std::collections::HashMap;
 use std::thread::ThreadId;
@@ -16,43 +17,44 @@ use super::rows::Rows;
 use super::uses::Uses;
 use crate::streaming::plan::Want;
 
-/// Parts of a tensor, on average, up to which the first ones are read ahead.
+/// First parts are read ahead as long as the program requests at most this many further parts per tensor, on average.
 const MOST_PARTS: usize = 3;
 
-/// A request, as far as it was to be expected.
+/// A request, compared with the prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Request {
-    /// The tensor's place in the order that the consumer seems to follow.
+    /// The tensor's place in the order that the program seems to follow.
     pub place: usize,
-    /// Whether the tensor comes after that of the last request, but for some that are not expected.
+    /// Whether the tensor follows the previous request. Skipped tensors that were not predicted do not count.
     pub is_next: bool,
-    /// Whether the tensor is asked for for the first time.
+    /// Whether this is the first request for the tensor.
     pub is_first: bool,
-    /// Whether the consumer turned to another order.
+    /// Whether the program changed to another order.
     pub has_turned: bool,
-    /// Whether the same part was asked for as of the last tensor of its kind.
+    /// Whether the request is for the same part as of the last tensor of this kind.
     pub is_expected: bool,
-    /// Whether the consumer has passed over tensors that were expected, as others like them were.
+    /// Whether the request reveals that the program skips tensors that were predicted until now: a series, or layers at
+    /// regular distances.
     pub has_left_out: bool,
-    /// The place at which the present row is expected to end.
+    /// The place at which the current row is predicted to end.
     pub row_end: Option<usize>,
 }
 
-/// What a consumer asked for.
+/// The requests so far, and the predictions that follow from them.
 #[derive(Debug, Clone)]
 pub struct Guess {
-    /// The order that the consumer seems to follow.
+    /// The order that the program seems to follow.
     pub order: usize,
-    /// Whether parts of tensors are asked for.
+    /// Whether the program has requested parts of tensors.
     pub has_parts: bool,
-    /// The tensor that was asked for last.
+    /// The tensor of the last request.
     pub last: Option<usize>,
     pub uses: Uses,
     pub rows: Rows,
-    /// Further parts of tensors that were asked for.
+    /// Number of requests for parts of tensors that were requested before.
     further_parts: usize,
-    /// For each kind what was asked for first of the last tensor; `None` for the whole.
+    /// For each kind: the first request for its last tensor; `None` for the whole tensor.
     habits: HashMap<(u64, u64), Option<Selection>>,
 }
 
@@ -69,14 +71,14 @@ impl Guess {
         })
     }
 
-    /// What is expected of a consumer that goes on in another file as it did here.
+    /// Returns the predictions for another file if the program continues as it did here.
     pub fn in_next_file(&self, tensors: &FileTensors) -> Result<Self, OutOfMemory> {
         let (uses, rows) = (self.uses.in_next_file(tensors.ranges.len())?, self.rows.in_next_file());
         let (order, has_parts, habits) = (self.order, self.has_parts, self.habits.clone());
         Ok(Self { order, has_parts, last: None, uses, rows, further_parts: 0, habits })
     }
 
-    /// Notes that a thread asks for a tensor, or a part of it.
+    /// Notes that a thread requests a tensor, or a part of it.
     pub fn note(
         &mut self,
         tensors: &FileTensors,
@@ -111,7 +113,7 @@ impl Guess {
             self.has_parts |= selection.is_some();
         }
         self.further_parts += usize::from(!is_first && selection.is_some());
-        // What is read for the first one of many parts is in the way of the others.
+        // If the program requests many parts of each tensor, reading ahead the first parts would delay the later ones.
         is_next &= selection.is_none() || self.further_parts <= MOST_PARTS * self.uses.asked_for();
         let place = tensors.place_of(number, self.order);
         let has_turned = other.is_some();
@@ -125,18 +127,18 @@ impl Guess {
         Request { place, is_next, is_first, has_turned, is_expected, has_left_out, row_end }
     }
 
-    /// Returns the place at which the present row of tensors is expected to end.
+    /// Returns the place at which the current row is predicted to end.
     pub fn row_end(&self) -> Option<usize> {
         self.rows.end.filter(|_| !self.has_parts && !self.uses.has_threads)
     }
 
-    /// Returns whether one thread uses the tensors of each layer in another order than that of their places.
+    /// Returns whether a single thread uses the tensors of each layer in an order that differs from their places.
     pub fn is_shuffled(&self) -> bool {
         self.rows.is_shuffled() && !self.uses.has_threads
     }
 
-    /// Returns what is expected of a tensor; `None` if nothing shows that. As long as whole tensors are asked for, so
-    /// will be the others.
+    /// Returns the predicted request for a tensor; `None` without a prediction. While the program requests only whole
+    /// tensors, whole tensors are predicted.
     pub fn expected(&self, tensors: &FileTensors, number: usize) -> Option<Want> {
         let known = self.habits.get(&tensors.kind_of(number)).cloned();
         let selection = known.or_else(|| (!self.has_parts).then_some(None))?;
@@ -152,7 +154,7 @@ mod tests {
 
     const LAYERS: u64 = 3;
 
-    /// Layers of one large tensor, of kind 1, and one small tensor, of kind 2. The other order is the reverse.
+    /// Makes layers of one large tensor, of kind 1, and one small tensor, of kind 2. The other order is the reverse.
     fn tensors() -> FileTensors {
         let ranges = (0..LAYERS).flat_map(|layer| [(layer * 120, 100), (layer * 120 + 100, 20)]).collect();
         let names = [1, 2].map(|kind| NameKinds { kind, series: kind }).repeat(LAYERS as usize);
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_tensors_are_expected_until_a_part_is_asked_for() {
+    fn whole_tensors_are_predicted_until_a_part_is_requested() {
         let tensors = tensors();
         let mut guess = Guess::new(&tensors).expect("memory");
         note(&mut guess, &tensors, 1, None);
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn of_kinds_that_were_not_asked_for_nothing_is_expected_among_parts() {
+    fn among_parts_nothing_is_predicted_for_unknown_kinds() {
         let tensors = tensors();
         let mut guess = Guess::new(&tensors).expect("memory");
         note(&mut guess, &tensors, 0, Some(&half()));
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_that_of_two_requests_in_a_row() {
+    fn two_requests_in_a_row_reveal_the_order() {
         let tensors = tensors();
         let mut guess = Guess::new(&tensors).expect("memory");
         let first = note(&mut guess, &tensors, 3, None);

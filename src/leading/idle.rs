@@ -1,13 +1,13 @@
-//! [`IdleStore`]: what was released a moment ago, and may be needed again.
+//! [`IdleStore`]: keeps values that were released a moment ago and may be needed again.
 //!
 //! ```text
 //!   announce ──> hold ──> held ──(no longer likely)──> kept ──(half a second)──> resting ──(two seconds)──> dropped
 //!   put ───────────────────────────────────────────────┘
 //! ```
 //!
-//! What is held, kept or resting can be taken. Where there is too much, the oldest is dropped. A thread moves values on; it
-//! runs only while there are some. A taker that has waited in vain for what was announced makes its own: then that is not
-//! held any more.
+//! A value that is held, kept or resting can be taken. If there are too many values, the oldest is dropped. A thread
+//! moves values to their next state; it runs only while there are values. If a caller waits for an announced value in
+//! vain, it makes its own, and the store no longer accepts the announced value.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,64 +16,64 @@ use std::time::{Duration, Instant};
 
 use crate::os::process::{fork, thread};
 
-/// How long things take their time in a store.
+/// The durations of the states.
 #[derive(Debug, Clone, Copy)]
 pub struct IdleTimes {
-    /// How long something is kept as it is.
+    /// How long a value is kept unchanged.
     pub kept_for: Duration,
-    /// How long it rests.
+    /// How long a value rests.
     pub rests_for: Duration,
-    /// How long a value is waited for.
+    /// How long a caller waits for an announced value.
     pub patience: Duration,
-    /// Time between two looks at what is held.
+    /// Time between two checks of the held values.
     pub look_every: Duration,
 }
 
-/// A consumer may compute for a while, or have a busy processor.
+/// These times allow for a program that computes for a while, or runs on a busy processor.
 const USUAL_TIMES: IdleTimes = IdleTimes {
     kept_for: Duration::from_millis(500),
     rests_for: Duration::from_secs(2),
     patience: Duration::from_secs(1),
     look_every: Duration::from_millis(100),
 };
-/// Values at a time, and how many of them may rest.
+/// Maximum number of values, and of resting values.
 const MAX_VALUES: usize = 8;
 const MAX_RESTING: usize = 2;
 const STACK_BYTES: usize = 128 << 10;
 
-/// What can be kept without doing anything.
+/// A value that can pause its work.
 pub trait Rest {
-    /// Stops what goes on until the value is used again.
+    /// Pauses all work until the value is used again.
     fn rest(&self);
 }
 
-/// Values by key, each for a moment.
+/// Values by key, each kept for a moment.
 pub struct IdleStore<K, V> {
     times: IdleTimes,
     state: Mutex<IdleState<K, V>>,
 }
 
 struct IdleState<K, V> {
-    /// The oldest first.
+    /// The oldest value comes first.
     values: Vec<IdleValue<K, V>>,
-    /// Keys whose values are on their way, and the process, as a number of forks, that brings them.
+    /// Keys of announced values, each with the process that announced it, given as a number of forks.
     expected: Vec<(K, u64)>,
     /// The process whose thread drops values.
     dropper: Option<u64>,
 }
 
-/// A value that is on its way, until this is dropped.
+/// An announcement of a value. It ends when this is dropped.
 pub struct ExpectedValue<K: PartialEq + Send + 'static, V: Send + 'static> {
     store: &'static IdleStore<K, V>,
     key: K,
 }
 
 impl<K: PartialEq + Send + Clone, V: Send + Rest> ExpectedValue<K, V> {
-    /// Keeps the value for a moment after `is_likely` has become false. Returns false, and drops it, if somebody has waited
-    /// for it in vain.
+    /// Holds the value while `is_likely` is true, and keeps it for a moment after that. If a caller has waited for it
+    /// in vain, drops it and returns false.
     pub fn hold(&self, value: V, is_likely: Arc<AtomicBool>) -> bool {
         let value = IdleValue { key: self.key.clone(), value, until: Until::Held(is_likely) };
-        // Dropped outside of the lock.
+        // Dropped outside the lock.
         let (is_held, _dropped) = fork::with_lock(&self.store.state, |state| state.hold(value));
         if is_held {
             self.store.start_dropper();
@@ -90,21 +90,22 @@ impl<K: PartialEq + Send, V: Send> Drop for ExpectedValue<K, V> {
     }
 }
 
-/// What becomes of a request for a value.
+/// The outcome of a request for a value.
 enum TakeOutcome<V> {
     Found(V),
-    /// It is on its way.
+    /// The value is announced.
     NotYet,
     None,
 }
 
-/// The states of the values. Time comes in from outside.
+/// The states of the values. The caller passes the time.
 impl<K: PartialEq, V: Rest> IdleState<K, V> {
     const fn new() -> Self {
         Self { values: Vec::new(), expected: Vec::new(), dropper: None }
     }
 
-    /// Does what is to be done by now. Returns what is over, and when there is something to do next; `None` if nothing is left.
+    /// Moves all values to the states that are due at `now`. Returns expired values, and the time of the next step;
+    /// `None` if no value is left.
     fn step(&mut self, now: Instant, times: &IdleTimes) -> (Vec<IdleValue<K, V>>, Option<Instant>) {
         self.rest(now, times);
         let over = self.rested(now);
@@ -115,7 +116,7 @@ impl<K: PartialEq, V: Rest> IdleState<K, V> {
         (over, self.values.iter().map(look).min())
     }
 
-    /// Lets those rest whose time has come. Under the lock: one that is taken must not.
+    /// Lets values rest whose time has come. This happens under the lock, because a value that is taken must not rest.
     fn rest(&mut self, now: Instant, times: &IdleTimes) {
         for IdleValue { value, until, .. } in &mut self.values {
             match until {
@@ -131,7 +132,7 @@ impl<K: PartialEq, V: Rest> IdleState<K, V> {
         }
     }
 
-    /// Takes out what has rested for long enough, and the oldest where too many rest.
+    /// Removes values that have rested long enough, and the oldest ones if too many rest.
     fn rested(&mut self, now: Instant) -> Vec<IdleValue<K, V>> {
         let is_resting = |value: &IdleValue<K, V>| matches!(value.until, Until::Resting(_));
         let mut too_many =
@@ -144,14 +145,15 @@ impl<K: PartialEq, V: Rest> IdleState<K, V> {
         self.values.extract_if(.., is_over).collect()
     }
 
-    /// Adds a value. Returns the oldest one, if that has to make room.
+    /// Adds a value. Returns the oldest one if it has to make room.
     fn add(&mut self, value: IdleValue<K, V>) -> Option<IdleValue<K, V>> {
         let oldest = (self.values.len() >= MAX_VALUES).then(|| self.values.remove(0));
         self.values.push(value);
         oldest
     }
 
-    /// Adds a value that was announced, unless it was waited for in vain. Returns whether it did, and what is to be dropped.
+    /// Adds an announced value, unless a caller has waited for it in vain. Returns whether it was added, and the value
+    /// to drop.
     fn hold(&mut self, value: IdleValue<K, V>) -> (bool, Option<IdleValue<K, V>>) {
         match self.place_of_expected(&value.key) {
             Some(_) => (true, self.add(value)),
@@ -159,7 +161,7 @@ impl<K: PartialEq, V: Rest> IdleState<K, V> {
         }
     }
 
-    /// Takes a value out. One who `is_late` has waited for it in vain.
+    /// Takes a value out. `is_late` says that the caller's patience is over.
     fn take(&mut self, key: &K, is_late: bool) -> TakeOutcome<V> {
         if let Some(place) = self.values.iter().position(|value| value.key == *key) {
             return TakeOutcome::Found(self.values.remove(place).value);
@@ -181,7 +183,7 @@ impl<K: PartialEq, V> IdleState<K, V> {
     }
 }
 
-/// Returns whether this process has announced the value of a key.
+/// Returns whether this process has announced a value for the key.
 fn is_expected<K: PartialEq>((known, by): &(K, u64), key: &K) -> bool {
     known == key && *by == fork::generation()
 }
@@ -193,7 +195,7 @@ struct IdleValue<K, V> {
 }
 
 enum Until {
-    /// While this is true.
+    /// As long as this is true.
     Held(Arc<AtomicBool>),
     Kept(Instant),
     Resting(Instant),
@@ -208,7 +210,7 @@ impl<K: PartialEq + Send, V: Send + Rest> IdleStore<K, V> {
         Self { times, state: Mutex::new(IdleState::new()) }
     }
 
-    /// Keeps a value. Where no thread can be started, it is dropped at once.
+    /// Keeps a value. If no thread can be started, drops it at once.
     pub fn put(&'static self, key: K, value: V) {
         let value = IdleValue { key, value, until: Until::Kept(Instant::now() + self.times.kept_for) };
         let oldest = fork::with_lock(&self.state, |state| state.add(value));
@@ -216,7 +218,7 @@ impl<K: PartialEq + Send, V: Send + Rest> IdleStore<K, V> {
         self.start_dropper();
     }
 
-    /// Takes a value out. Waits for one that is on its way, but not for ever.
+    /// Takes a value out. Waits for an announced value for a limited time.
     pub fn take(&self, key: &K) -> Option<V> {
         let deadline = Instant::now() + self.times.patience;
         loop {
@@ -229,7 +231,7 @@ impl<K: PartialEq + Send, V: Send + Rest> IdleStore<K, V> {
         }
     }
 
-    /// Tells those that will ask for a value that it is on its way.
+    /// Announces a value to callers of [`Self::take`].
     pub fn announce(&'static self, key: K) -> ExpectedValue<K, V>
     where
         K: Clone,
@@ -278,7 +280,7 @@ mod tests {
 
     const TIMES: IdleTimes = USUAL_TIMES;
 
-    /// Counts how often it was told to rest.
+    /// Counts the calls of `rest`.
     #[derive(Debug, Default)]
     struct Value(Cell<u32>);
 
@@ -294,7 +296,7 @@ mod tests {
         IdleValue { key, value: Value::default(), until: Until::Kept(until) }
     }
 
-    /// Values of so many keys that are kept until one time.
+    /// Makes a store with `count` values that are kept until `until`.
     fn all_kept(count: u32, until: Instant) -> States {
         let mut state = States::new();
         for key in 0..count {
@@ -303,7 +305,7 @@ mod tests {
         state
     }
 
-    /// The keys of what is over, and when there is something to do next.
+    /// Returns the keys of the expired values, and the time of the next step.
     fn keys_over(state: &mut States, now: Instant) -> (Vec<u32>, Option<Instant>) {
         let (over, next) = state.step(now, &TIMES);
         (over.into_iter().map(|value| value.key).collect(), next)
@@ -335,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_rests_before_it_is_dropped_and_can_be_taken_meanwhile() {
+    fn a_kept_value_rests_before_it_is_dropped_and_can_be_taken_meanwhile() {
         let now = Instant::now();
         let (end, moment) = (now + TIMES.kept_for, Duration::from_nanos(1));
         let mut state = all_kept(2, end);
@@ -352,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_that_rest_the_oldest_are_dropped() {
+    fn if_too_many_values_rest_the_oldest_are_dropped() {
         let now = Instant::now();
         let mut state = all_kept(MAX_RESTING as u32 + 2, now);
         assert_eq!(keys_over(&mut state, now), (vec![0, 1], Some(now + TIMES.rests_for)));
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_stays_as_long_as_it_is_likely() {
+    fn a_held_value_stays_as_long_as_it_is_likely() {
         let (mut state, now) = (States::new(), Instant::now());
         let is_likely = Arc::new(AtomicBool::new(true));
         let held = |is_likely: &Arc<AtomicBool>| IdleValue {
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_waited_for_in_vain_is_not_expected_any_more() {
+    fn after_a_vain_wait_a_value_is_no_longer_expected() {
         let mut state = States::new();
         assert!(matches!(state.take(&1, false), TakeOutcome::None), "nobody brings it");
         state.expected.push((1, fork::generation()));
@@ -396,7 +398,7 @@ mod tests {
         assert!(matches!(state.take(&1, false), TakeOutcome::None), "another process brings that");
     }
 
-    /// A store whose values are soon over, and are waited for as long as it takes.
+    /// A store whose values expire quickly and whose callers have patience.
     const fn quick() -> IdleStore<u32, Told> {
         let moment = Duration::from_millis(1);
         IdleStore::with_times(IdleTimes {
@@ -407,7 +409,7 @@ mod tests {
         })
     }
 
-    /// Tells when it is dropped.
+    /// Reports when it is dropped.
     #[derive(Debug)]
     struct Told(#[expect(dead_code, reason = "its end is what counts")] mpsc::Sender<()>);
 
@@ -420,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_drops_what_nobody_takes_and_another_one_what_comes_later() {
+    fn a_thread_drops_unclaimed_values_and_another_thread_later_ones() {
         static STORE: IdleStore<u32, Told> = quick();
         for key in 0..3 {
             let (told, dropped) = mpsc::channel();
@@ -435,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_on_its_way_is_waited_for() {
+    fn take_waits_for_an_announced_value() {
         static STORE: IdleStore<u32, Told> = quick();
         let on_its_way = STORE.announce(1);
         let taker = std::thread::spawn(|| STORE.take(&1).is_some());
@@ -447,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_was_waited_for_in_vain_is_not_held() {
+    fn a_value_is_not_held_after_a_vain_wait() {
         static STORE: IdleStore<u32, Told> =
             IdleStore::with_times(IdleTimes { patience: Duration::ZERO, ..USUAL_TIMES });
         let on_its_way = STORE.announce(1);

@@ -1,20 +1,20 @@
-//! [`Lead`]: reading ahead of a consumer that asks for the tensors of one file one by one, and never says which it
-//! will ask for.
+//! [`Lead`]: reads ahead of a program that requests the tensors of one file one by one, and never says which it will
+//! request.
 //!
 //! ```text
-//!   reads come out of the page cache ──> advising ──(all was asked for; pages were cached)──> off
-//!                                        a thread asks the kernel for the next tensors        ▲
-//!   they do not ───────────────────────> reading ──(a read failed; memory is short)───────────┘
-//!                ▲                       a stream reads the next tensors into owned memory
-//!                └─(a part of a tensor is asked for)── advising
+//!   reads go through the page cache ──> advising ──(all was requested; pages were cached)──> off
+//!                                       a thread asks the kernel for the next tensors        ▲
+//!   they do not ──────────────────────> reading ──(a read failed; memory is short)───────────┘
+//!                ▲                      a stream reads the next tensors into owned memory
+//!                └─(the program requests a part of a tensor)── advising
 //! ```
 //!
 //! While a thread advises, used tensors make room for tensors read ahead.
 //!
-//! [`super::guess`] predicts the next tensors. A lead doubles with each right guess. Its limit is its first length plus twice
-//! the bytes used since. It ends at the place from which another consumer of this process reads the same file
-//! ([`super::run`]). In the next file it starts at half of its full length. A part of a tensor, for example some rows, gets its
-//! own memory, so a stream reads it even if whole tensors come out of the page cache.
+//! [`super::guess`] predicts the next tensors. A lead doubles with each right prediction. Its limit is its initial
+//! length plus twice the bytes used since. It ends at the place from which another thread of this process reads the
+//! same file ([`super::run`]). In the next file it starts at half of its full length. A part of a tensor, for example
+//! some rows, gets its own memory, so a stream reads it even if whole tensors come out of the page cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -43,7 +43,7 @@ use super::run::Run;
 use crate::streaming::pace::Pace;
 use crate::streaming::plan::FIRST_BYTES;
 
-/// The available memory is checked after this many bytes.
+/// The available memory is checked each time the program has taken this many bytes.
 const LOOK_BYTES: u64 = 64 << 20;
 
 /// The advising thread.
@@ -54,10 +54,10 @@ enum Adviser {
     Ended,
 }
 
-/// The start of the lead in the next file: a guess, and the pace of the same storage.
+/// The start of the lead in the next file: the predictions so far, and the pace of the same storage.
 pub type Handover = (Guess, Arc<Pace>);
 
-/// Reads ahead of the consumer of one file.
+/// Reads ahead of a program that uses one file.
 #[derive(Debug)]
 pub struct Lead {
     work: Arc<LeadWork>,
@@ -68,13 +68,14 @@ pub struct Lead {
 #[derive(Debug)]
 struct LeadWork {
     file: LeadFile,
-    /// Whether the kernel is asked for whole tensors. If not, a stream reads them. A stream always reads parts of tensors.
+    /// Whether the kernel is asked for whole tensors. If not, a stream reads them. A stream always reads parts of
+    /// tensors.
     fills_cache: bool,
     /// Whether cached pages of the file must stay cached: on FUSE, another `open` drops them.
     keeps_cache: bool,
     is_off: AtomicBool,
     state: Mutex<Following>,
-    /// Signals that the consumer has moved.
+    /// Wakes the advising thread after a change of the state.
     moved: Condvar,
 }
 
@@ -83,19 +84,19 @@ struct Following {
     guess: Guess,
     cursor: LeadCursor,
     streams: LeadStreams,
-    /// Tensors that the consumer awaits from streams.
+    /// Number of tensors from streams that the program waits for.
     awaited: usize,
-    /// Bytes taken since memory was looked at.
+    /// Bytes taken since the available memory was checked.
     taken_bytes: u64,
     /// The file; `None` once the lead is off.
     opened: Option<Arc<Opened>>,
     adviser: Adviser,
-    /// Whether the consumer has closed the file.
+    /// Whether the program has closed the file.
     is_left: bool,
     is_closed: bool,
 }
 
-/// Turns a lead off when its thread ends, also by a panic.
+/// Turns a lead off when its thread ends, even by a panic.
 struct TurnOff<'a>(&'a LeadWork);
 
 impl Drop for TurnOff<'_> {
@@ -105,8 +106,8 @@ impl Drop for TurnOff<'_> {
 }
 
 impl Lead {
-    /// Makes a lead for the tensors of a file. It reads nothing before the first request. With `keeps_cache` it does not
-    /// open the file again. If the `kernel_keeps_up`, it reads only parts of tensors.
+    /// Makes a lead for the tensors of a file. It reads nothing before the first request. With `keeps_cache`, it does
+    /// not open the file again. If the `kernel_keeps_up`, it reads only parts of tensors.
     pub fn new(
         opened: Arc<Opened>,
         tensors: FileTensors,
@@ -118,7 +119,7 @@ impl Lead {
         let budget = Budget::new(FIRST_BYTES.min(limit_bytes), limit_bytes);
         let (guess, cursor) = (Guess::new(&tensors)?, LeadCursor::new(tensors.ranges.len(), budget)?);
         let seat = Seat::default();
-        // A stream of parts is counted once it starts.
+        // A stream of parts takes its seat once it starts.
         if !kernel_keeps_up {
             seat.take();
         }
@@ -150,9 +151,9 @@ impl Lead {
         })
     }
 
-    /// Starts the advising thread, once. It opens the file again, which drops the file from the page cache on FUSE. So it
-    /// starts only when the lead is in use, because a lead that loses a race is discarded. It does not start for parts of
-    /// tensors: the opening would drop the pages read by their stream.
+    /// Starts the advising thread, once. It opens the file again, which on FUSE drops the file's cached pages. It
+    /// therefore starts only once the lead is in use, because a lead that loses a race is discarded. It does not start
+    /// for parts of tensors, because the opening would drop the pages read by their stream.
     fn start(&self) {
         let mut state = self.work.lock();
         if !self.work.fills_cache || state.adviser != Adviser::NotStarted || state.guess.has_parts {
@@ -161,7 +162,8 @@ impl Lead {
         let Some(opened) = state.opened.clone() else { return };
         state.adviser = Adviser::Runs;
         drop(state);
-        // Here and not in the thread, which may start late. On FUSE this drops pages, by then also those of the consumer.
+        // Open here and not in the thread, which may start late. On FUSE the opening drops cached pages, by then also
+        // the pages of the program.
         let prefetcher = if self.work.keeps_cache { None } else { Prefetcher::new(&opened) };
         let work = self.work.clone();
         if self.crew.assist("pagestream-lead", move || work.advise(&opened, prefetcher)).is_err() {
@@ -169,8 +171,8 @@ impl Lead {
         }
     }
 
-    /// Notes a request for the tensor at `offset` of the file, or for a part of it. The tensor is not empty. `opened` is the
-    /// file with the consumer's mappings.
+    /// Notes a request for the tensor at `offset` of the file, or for a part of it. The tensor is not empty. `opened`
+    /// is the file with the program's mappings.
     pub fn ask(&self, opened: &Opened, offset: u64, selection: Option<&Selection>) -> Answer {
         let work = &self.work;
         let found = work.file.tensors.ranges.binary_search_by_key(&offset, |&(offset, _)| offset);
@@ -186,18 +188,18 @@ impl Lead {
         answer
     }
 
-    /// Returns the start of the lead in the next file, once the consumer has requested its last tensor of this file.
+    /// Returns the start of the lead in the next file, once the program has requested its last tensor of this file.
     pub fn at_end(&self) -> Option<Handover> {
         let state = (self.process == fork::generation()).then(|| self.work.lock())?;
         let is_at_end = state.is_at_end();
         if is_at_end {
-            // Other leads may begin, even if the consumer has skipped tensors here.
+            // Other leads may begin, even if the program has skipped tensors here.
             self.work.file.seat.give_up();
         }
         is_at_end.then(|| (state.guess.clone(), state.streams.pace.clone()))
     }
 
-    /// Begins to read for a consumer that is expected to go on from another file.
+    /// Begins to read for a program that is predicted to continue here from another file.
     pub fn begin(&self, (guess, pace): &Handover) -> Result<()> {
         let work = &self.work;
         if self.process != fork::generation() {
@@ -205,10 +207,10 @@ impl Lead {
         }
         let mut state = work.lock();
         if state.guess.uses.unused < work.file.tensors.ranges.len() || state.streams.current.is_some() {
-            return Ok(()); // the consumer or another beginning is here already
+            return Ok(()); // the program or another handover came first
         }
         (state.guess, state.streams.pace) = (guess.in_next_file(&work.file.tensors)?, pace.clone());
-        // The bytes read ahead in the file before still take memory.
+        // The bytes read ahead in the previous file still take memory.
         let first_bytes = work.file.stream_bytes().div_ceil(2);
         let Following { guess, cursor, streams, opened, .. } = &mut *state;
         if work.fills_cache && !guess.has_parts {
@@ -222,13 +224,14 @@ impl Lead {
         Ok(())
     }
 
-    /// Returns whether requests have no effect any more.
+    /// Returns whether the lead ignores all requests from now on.
     pub fn is_off(&self) -> bool {
         self.work.is_off.load(Ordering::Relaxed)
     }
 
-    /// Notes that a tensor of these bytes was taken from the stream, or 0 if it does not come or is not awaited any longer.
-    /// Ends the lead once all were taken, or where the consumer keeps so much that memory is short.
+    /// Notes that a tensor with `bytes` bytes was taken from a stream. 0 means that it does not come, or that the
+    /// program no longer waits for it. Turns the lead off once all tensors were taken, or if the program keeps too many
+    /// and memory is short.
     pub fn note_taken(&self, bytes: u64) {
         if self.process != fork::generation() {
             return;
@@ -247,8 +250,8 @@ impl Lead {
         }
     }
 
-    /// Waits, at most for `patience`, until the kernel was asked for all that was asked for here, or for as much as
-    /// memory can hold. Returns whether it was.
+    /// Waits at most for `patience` until the kernel was asked for all requested tensors that memory can hold. Returns
+    /// whether it was.
     pub fn finish(&self, patience: Duration) -> bool {
         if !self.work.fills_cache || self.process != fork::generation() {
             return true;
@@ -259,7 +262,7 @@ impl Lead {
         self.is_off() || self.crew.threads() == 0
     }
 
-    /// Reads nothing more ahead until the consumer is back.
+    /// Stops reading ahead until the program requests another tensor.
     pub fn rest(&self) {
         let mut state = self.work.lock();
         state.cursor.rest();
@@ -270,8 +273,8 @@ impl Lead {
         self.work.file.seat.give_up();
     }
 
-    /// Stops reading ahead. The thread goes on with tensors that were asked for, as far as memory can hold them, as long as
-    /// anybody has views of the file.
+    /// Stops reading ahead. The thread still asks the kernel for requested tensors, as far as memory can hold them, as
+    /// long as there are views of the file.
     pub fn close(&self) {
         if self.process != fork::generation() {
             return;
@@ -294,16 +297,16 @@ impl Drop for Lead {
         if self.process == fork::generation() {
             self.close();
         } else {
-            // A thread of the parent may have held the lock at the fork: touch nothing.
+            // A thread of the parent may have held the lock at the fork, so touch nothing.
             std::mem::forget(self.work.clone());
         }
     }
 }
 
 impl Following {
-    /// Returns whether the lead has asked for everything the consumer will request in this file.
+    /// Returns whether the lead has asked for everything that the program will request in this file.
     fn is_at_end(&self) -> bool {
-        // Even then, the reading may lag behind.
+        // Even then, the reads may lag behind.
         let is_all_used = self.guess.uses.unused == 0;
         match &self.streams.current {
             Some(expected) => is_all_used || (!expected.is_row && expected.stream.is_all_begun()),
@@ -333,7 +336,7 @@ impl LeadWork {
         drop(released);
     }
 
-    /// Follows the consumer.
+    /// Follows the program: updates the predictions with a request, and answers it.
     fn follow(&self, opened: &Opened, number: usize, selection: Option<&Selection>) -> Result<Answer> {
         let mut state = self.lock();
         let (last, had_parts) = (state.guess.last, state.guess.has_parts);
@@ -344,7 +347,7 @@ impl LeadWork {
             state.cursor.note((number, len), request, near, self.file.budget(self.file.first_bytes(len)));
             let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.uses.unused == 0);
             if !is_ended && !state.is_closed && !state.is_at_end() {
-                self.file.seat.take(); // it may have been given up: the consumer is back
+                self.file.seat.take(); // may have been given up, but the program is back
             }
             drop(state);
             if is_ended {
@@ -354,14 +357,14 @@ impl LeadWork {
                 return Ok(Answer::InFile);
             }
             self.moved.notify_all();
-            // If memory is short, the tensor before makes room for the next ones.
+            // If memory is short, the previous tensor makes room for the next ones.
             if let Some(last) = last.filter(|&last| last != number) {
                 let (offset, len) = self.file.tensors.ranges[last];
                 page_cache::mark_used(opened, offset, len);
             }
             return Ok(Answer::InFile);
         }
-        // The stream reads in an order that is out of date, and its place numbers mean other tensors now.
+        // The current stream follows an outdated order. In the new order, its place numbers mean other tensors.
         let is_over = request.has_turned || state.guess.has_parts != had_parts;
         let dropped = if is_over { state.streams.current.take() } else { None };
         let Following { guess, streams, opened, .. } = &mut *state;
@@ -369,11 +372,11 @@ impl LeadWork {
             streams.answer(&self.file, opened, guess, (number, request), selection)
         });
         if let Some(expected) = &streams.current {
-            // There another lead of this process reads.
+            // From there on, another lead of this process reads.
             expected.end_before(self.file.run.end_behind(guess.order, request.place));
         }
         state.awaited += usize::from(matches!(answer, Ok(Answer::InStream(..))));
-        // The consumer may skip the next tensors of this stream, too.
+        // The program may skip the next tensors of this stream, too.
         let outdated = if request.has_left_out { state.streams.current.take() } else { None };
         drop(state);
         drop((dropped, outdated));
@@ -381,7 +384,7 @@ impl LeadWork {
         answer
     }
 
-    /// Asks the kernel for the next tensors, as long as the consumer is near.
+    /// Asks the kernel for the next tensors, while the program stays close behind.
     fn advise(&self, opened: &Opened, prefetcher: Option<Prefetcher>) {
         let off = TurnOff(self);
         let mut ahead = Ahead::default();
@@ -398,14 +401,14 @@ impl LeadWork {
         state.adviser = Adviser::Ended;
         let goes_on = !state.is_left && state.guess.uses.unused > 0;
         if is_of_use && (state.guess.has_parts || goes_on) {
-            std::mem::forget(off); // streams read on, or all was asked for ahead
+            std::mem::forget(off); // streams continue, or the kernel was asked for everything
         }
         if is_of_use && !state.guess.has_parts {
             self.file.seat.give_up();
         }
     }
 
-    /// Waits until the lead is too short. Returns the next range to ask for, or `None` at the end.
+    /// Waits until the lead may grow. Returns the next range to ask for, or `None` at the end.
     fn next_range(&self) -> Option<ByteRange> {
         let mut state = self.lock();
         loop {
@@ -417,7 +420,7 @@ impl LeadWork {
         }
     }
 
-    /// Returns the next step of the thread.
+    /// Returns the next action of the advising thread.
     fn next_step(&self, state: &mut Following) -> LeadStep {
         let Following { cursor, guess, opened, is_left, is_closed, .. } = &mut *state;
         let is_left = *is_left && !opened.as_ref().is_some_and(|opened| opened.has_views());
@@ -426,7 +429,7 @@ impl LeadWork {
         }
         let step = cursor.next(&self.file.tensors, guess);
         if step == LeadStep::Wait && state.is_at_end() {
-            self.file.seat.give_up(); // the last request may have come before the thread was here
+            self.file.seat.give_up(); // the last request may have come before the thread got here
         }
         step
     }
@@ -444,7 +447,7 @@ mod tests {
     const ROW_LEN: u64 = 64 << 10;
     const ROW_TENSORS: usize = 160;
 
-    /// A lead whose consumer has taken three rows of three tensors, the last one from place 60 on.
+    /// Makes a lead for a program that has taken three rows of three tensors. The last row begins at place 60.
     fn lead_after_rows(opened: &Arc<Opened>) -> Lead {
         let ranges = (0..ROW_TENSORS as u64).map(|number| (number * ROW_LEN, ROW_LEN)).collect();
         let tensors = FileTensors::new(ranges, vec![NameKinds { kind: 0, series: 0 }; ROW_TENSORS], vec![])
@@ -460,7 +463,7 @@ mod tests {
         lead
     }
 
-    /// How much the thread asks for before it waits.
+    /// Returns how many bytes the thread asks for before it waits.
     fn bytes_asked_for(lead: &Lead) -> u64 {
         let mut bytes = 0;
         loop {
@@ -495,7 +498,7 @@ mod tests {
         let reverse = (0..TENSORS as u32).rev().collect();
         let tensors = FileTensors::new(ranges, names, vec![reverse]).expect("memory");
         let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false).expect("memory");
-        // The number of the tensor in the stream's answer.
+        // Returns the number of the tensor in the stream's answer.
         let answered = |number: u64| {
             let Answer::InStream(stream, want) = lead.ask(&opened, number * ROW_LEN, None) else {
                 return None;
@@ -519,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn other_leads_may_begin_once_the_thread_is_at_the_end_though_the_last_request_came_before() {
+    fn other_leads_may_begin_once_the_thread_reaches_the_end_after_the_last_request() {
         const LEN: u64 = 1 << 20;
         let opened = test_file::opened(&vec![1; 4 * LEN as usize], RequestedMode::Auto);
         let named = [&b"a"[..], b"b", b"c", b"d"].into_iter().zip((0..4).map(|number| (number * LEN, LEN)));
@@ -543,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lead_of_the_next_file_has_the_pace_of_the_one_before() {
+    fn the_lead_of_the_next_file_has_the_pace_of_the_previous_one() {
         const LEN: u64 = 1 << 20;
         let opened = test_file::opened(&vec![1; 2 * LEN as usize], RequestedMode::Auto);
         let named: [(&[u8], (u64, u64)); 2] = [(b"a", (0, LEN)), (b"b", (LEN, LEN))];

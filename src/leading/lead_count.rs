@@ -1,4 +1,4 @@
-//! How many leads a process has, and how they share its memory and its threads.
+//! Limits the number of leads in a process, and divides its memory and threads among them.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,35 +8,35 @@ use crate::os::process::{fork, limits};
 
 use crate::streaming::options::READERS;
 
-/// The lead of a caller that names none: this share of the available memory, divided by the number of leads, and no more
-/// than [`LEAD_BYTES`].
+/// Length of a lead without a limit from the caller: this share of the available memory, divided by the number of
+/// leads, and at most [`LEAD_BYTES`].
 const MEMORY_SHARE: u64 = 4;
 const LEAD_BYTES: u64 = 1 << 30;
 
-/// Leads at a time that have a thread, descriptors or memory of their own. Other files are used without one.
-/// Tests of this crate have theirs side by side, in one process.
+/// Maximum number of leads with a thread, descriptors or memory of their own. Further files are used without a lead.
+/// Tests of this crate run side by side in one process, so they may have more.
 const MAX_LEADS: usize = if cfg!(test) { 1000 } else { 8 };
 
-/// The number of leads of this process that are not off.
+/// The number of active leads in this process.
 static LEADS: Mutex<LeadCount> = Mutex::new(LeadCount { process: 0, leads: 0 });
 
-/// The leads of a process, which is told by the number of forks: a child has none of its parent's.
+/// The leads of a process. The number of forks identifies the process, because a child has no lead of its parent.
 struct LeadCount {
     process: u64,
     leads: usize,
 }
 
-/// Whether a lead is one of those that are counted.
+/// Whether a lead is counted.
 #[derive(Debug, Default)]
 pub struct Seat(AtomicBool);
 
 impl Seat {
-    /// Returns whether there is one.
+    /// Returns whether another lead may be counted.
     pub fn is_free() -> bool {
         count_leads(|leads| leads) < MAX_LEADS
     }
 
-    /// Counts the lead, unless it is. Returns false if there are too many.
+    /// Counts the lead, if it is not counted yet. Returns false if there are too many leads.
     pub fn take(&self) -> bool {
         self.0.swap(true, Ordering::Relaxed) || count_leads(|leads| leads + 1) <= MAX_LEADS
     }
@@ -46,7 +46,7 @@ impl Seat {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Counts the lead no longer.
+    /// Stops counting the lead.
     pub fn give_up(&self) {
         if self.0.swap(false, Ordering::Relaxed) {
             count_leads(|leads| leads.saturating_sub(1));
@@ -64,12 +64,12 @@ fn count_leads(change: impl FnOnce(usize) -> usize) -> usize {
     })
 }
 
-/// Returns how long a lead may be whose caller names no limit.
+/// Returns the maximum length of a lead whose caller names no limit.
 pub fn usual_lead_bytes() -> u64 {
     share_of(limits::available_memory_bytes(), count_leads(|leads| leads))
 }
 
-/// Returns how many threads read for one of the leads that there are. Together they have as many as one.
+/// Returns the number of threads that read for each current lead. All leads together have the threads of a single one.
 pub fn readers_of_lead() -> Limits {
     readers_of_one_in(count_leads(|leads| leads))
 }
@@ -79,7 +79,7 @@ fn readers_of_one_in(leads: usize) -> Limits {
     Limits { most, ..READERS }
 }
 
-/// Returns how long the last one of so many leads may be.
+/// Returns the maximum length of the last of `leads` leads.
 fn share_of(available_bytes: u64, leads: usize) -> u64 {
     (available_bytes / MEMORY_SHARE / leads.max(1) as u64).min(LEAD_BYTES)
 }

@@ -1,9 +1,9 @@
-//! [`LeadCursor`]: for which bytes of a file the kernel was asked ahead of a consumer that uses whole tensors, and for
-//! which it is to be asked next.
+//! [`LeadCursor`]: decides which bytes to request from the kernel next, ahead of a program that uses whole tensors.
 //!
-//! The lead begins with the first right guess. Each further one doubles it, up to its limit, and to as much as shows by
-//! what was used. After a jump it begins anew, and where the consumer has left out what was expected. It ends where the
-//! [row](super::rows) is expected to end.
+//! The lead begins with the first right prediction, and each further one doubles it. It grows up to its limit, and no
+//! further than its initial length plus twice the bytes that the program has used. After a jump it starts again at its
+//! initial length, and also when the program starts to skip predicted tensors. If the current [row](super::rows) has a
+//! predicted end, the lead stops there.
 
 use crate::allocate::{self, OutOfMemory};
 use crate::fetch::budget::Budget;
@@ -12,45 +12,45 @@ use crate::fetch::ranges::{ByteRange, FileId};
 use super::file_tensors::FileTensors;
 use super::guess::{Guess, Request};
 
-/// Bytes that the kernel is asked for at a time.
+/// Bytes per request to the kernel.
 const STEP_BYTES: u64 = 1 << 20;
-/// A lead grows to what it was at first, and so many times what was used since: of 64 tensors of 4 MiB of which a consumer
-/// takes 8, 97 MiB were read this way and all 256 MiB without.
+/// A lead may grow to its initial length plus this many times the bytes used since. For example, if a program took 8 of
+/// 64 tensors of 4 MiB, this limit cut the bytes read from 256 MiB to 97 MiB.
 pub const CREDIT: u64 = 2;
 
-/// What a thread that advises does next.
+/// The next action of the advising thread.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LeadStep {
-    /// Asks the kernel for these bytes.
+    /// Request these bytes from the kernel.
     Ask(ByteRange),
-    /// Waits until the consumer has moved.
+    /// Wait for the program's next request.
     Wait,
-    /// Ends: all was asked for.
+    /// End: everything has been requested.
     End,
 }
 
 #[derive(Debug)]
 pub struct LeadCursor {
-    /// The tensor to advise on next, by its place.
+    /// Place of the next tensor to advise.
     cursor: usize,
-    /// Bytes that were advised on and whose tensors were not asked for.
+    /// Bytes that were advised and whose tensors the program has not requested.
     budget: Budget,
     first_bytes: u64,
-    /// Bytes that were asked for since the last jump.
+    /// Bytes that the program has requested since the last jump.
     used_bytes: u64,
-    /// For each tensor the bytes that were advised on, and since which jump.
+    /// For each tensor: the number of the jump after which it was advised, and the bytes advised since.
     advised: Vec<(u32, u64)>,
     jumps: u32,
-    /// Whether anything was asked for, or is expected to be.
+    /// Whether the program has made a request, or is predicted to make one.
     has_begun: bool,
-    /// Whether the last request was to be expected. After a jump nothing shows yet that other tensors will follow.
+    /// Whether the last request was predicted. After a jump, it is not yet clear that more tensors will follow.
     guesses_right: bool,
-    /// Bytes that may still be advised on once the consumer has asked for all that it wants.
+    /// Set once the program has made its last request: the bytes that may still be advised.
     last_bytes: Option<u64>,
 }
 
 impl LeadCursor {
-    /// `budget` is what is asked for ahead of a consumer of so many tensors.
+    /// `budget` limits the lead. The file has `tensors` tensors.
     pub fn new(tensors: usize, budget: Budget) -> Result<Self, OutOfMemory> {
         let advised = allocate::filled((0, 0), tensors, "the advice about the tensors of a file")?;
         Ok(Self {
@@ -66,38 +66,40 @@ impl LeadCursor {
         })
     }
 
-    /// Returns whether all of the file was advised on, or is being used, by a consumer that does what was expected.
+    /// Returns whether the lead covers the whole file, or the program has used all of it, and the predictions are
+    /// right.
     pub fn is_at_end(&self, is_all_used: bool) -> bool {
         self.guesses_right && (is_all_used || self.cursor >= self.advised.len())
     }
 
-    /// Begins for a consumer that is expected to come here from another file.
+    /// Begins for a program that is predicted to come here from another file.
     pub fn begin(&mut self, budget: Budget) {
         (self.has_begun, self.guesses_right) = (true, true);
         (self.first_bytes, self.budget) = (budget.limit(), budget);
     }
 
-    /// Asks for nothing ahead until the next request.
+    /// Requests nothing ahead until the program's next request.
     pub fn rest(&mut self) {
         self.guesses_right = false;
     }
 
-    /// Notes that the consumer has asked for all that it wants, of which as many bytes as this may be advised on.
+    /// Notes that the program has made its last request. `bytes` returns how much may still be advised of the requested
+    /// tensors.
     pub fn finish(&mut self, bytes: impl FnOnce() -> u64) {
         if self.last_bytes.is_none() {
             self.last_bytes = Some(bytes());
-            // A jump may have left some behind.
+            // A jump may have left some of them behind.
             self.cursor = 0;
         }
     }
 
-    /// Returns whether the consumer has asked for all that it wants.
+    /// Returns whether the program has made its last request.
     pub fn is_finishing(&self) -> bool {
         self.last_bytes.is_some()
     }
 
-    /// Notes a request for a tensor of `len` bytes, by its number. One at most `near` places ahead is no jump. After a jump the
-    /// lead is as long as `first` is.
+    /// Notes a request for tensor `number`, which has `len` bytes. A request at most `near` places ahead is no jump.
+    /// After a jump, the lead starts again with the budget `first`.
     pub fn note(&mut self, (number, len): (usize, u64), request: Request, near: usize, first: Budget) {
         let Request { place, is_next, is_first, has_turned, has_left_out, row_end, .. } = request;
         if has_turned {
@@ -112,12 +114,12 @@ impl LeadCursor {
         if (was_advised || is_next || (is_near && self.has_begun)) && !has_left_out {
             self.used_bytes += if is_first { len } else { 0 };
             self.budget.double_up_to(self.first_bytes.saturating_add(CREDIT.saturating_mul(self.used_bytes)));
-            self.guesses_right |= is_first; // what is asked for again shows nothing
+            self.guesses_right |= is_first; // a repeated request proves nothing
             if !was_advised {
-                self.cursor = self.cursor.min(place); // it was not expected
+                self.cursor = self.cursor.min(place); // the tensor was not predicted
             }
         } else {
-            // Of a row of the usual length the others will follow.
+            // In a row of the usual length, the other tensors will follow.
             self.guesses_right = row_end.is_some();
             self.jumps += 1;
             (self.first_bytes, self.used_bytes, self.budget) = (first.limit(), len, first);
@@ -126,18 +128,18 @@ impl LeadCursor {
         self.has_begun = true;
     }
 
-    /// Returns how many bytes of a tensor were advised on since the last jump.
+    /// Returns how many bytes of a tensor were advised since the last jump.
     fn advised_bytes(&self, number: usize) -> u64 {
         let (since, bytes) = self.advised[number];
         if since == self.jumps { bytes } else { 0 }
     }
 
-    /// Returns what to do next.
+    /// Returns the next action of the advising thread.
     pub fn next(&mut self, tensors: &FileTensors, guess: &Guess) -> LeadStep {
         loop {
             let place = self.cursor;
             if place >= tensors.ranges.len() {
-                // The consumer has asked for all, and some were left behind when it turned to another order.
+                // The program has requested every tensor, but some were left behind when it changed to another order.
                 let is_left = |&place: &usize| {
                     let number = tensors.number_at(place, guess.order);
                     let (since, bytes) = self.advised[number];
@@ -149,7 +151,7 @@ impl LeadCursor {
                     self.cursor = left;
                     continue;
                 }
-                // The consumer may have begun in the middle.
+                // The program may have begun in the middle of the file, and may still go back.
                 let is_over = guess.uses.unused == 0 || self.is_finishing();
                 let is_all_advised = || self.advised.iter().all(|&(_, bytes)| bytes > 0);
                 return if is_over || is_all_advised() { LeadStep::End } else { LeadStep::Wait };
@@ -207,7 +209,7 @@ mod tests {
             Self::of_layers(TENSORS as u64, order)
         }
 
-        /// A consumer of layers of so many tensors.
+        /// A program that uses a file with `layer_tensors` tensors in each layer.
         fn of_layers(layer_tensors: u64, order: Vec<u32>) -> Self {
             let ranges = (0..TENSORS as u64).map(|number| (number * TENSOR_BYTES, TENSOR_BYTES)).collect();
             let series = (0..TENSORS as u64).map(|number| number % layer_tensors);
@@ -235,7 +237,7 @@ mod tests {
             self.cursor.next(&self.tensors, &self.guess)
         }
 
-        /// Bytes from the first that is asked for to the last. They lie one after another.
+        /// Returns the range of all bytes that are advised now. Asserts that it has no gaps.
         fn asked(&mut self) -> std::ops::Range<u64> {
             let mut found: Option<std::ops::Range<u64>> = None;
             while let LeadStep::Ask(range) = self.next() {
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_places_ahead_are_a_jump_unless_layers_have_as_many_tensors() {
+    fn a_request_within_two_layers_is_no_jump() {
         let asked = |layer_tensors| {
             let mut consumer = Consumer::of_layers(layer_tensors, vec![]);
             consumer.ask(0);
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_is_asked_for_again_shows_nothing() {
+    fn a_repeated_request_proves_nothing() {
         let mut consumer = Consumer::new();
         for number in [0, TENSORS - 1, TENSORS - 1] {
             consumer.ask(number);
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn after_rows_of_the_same_length_a_row_is_asked_for_at_once_and_nothing_behind_it() {
+    fn after_rows_of_equal_length_exactly_one_row_is_advised_at_once() {
         let mut consumer = Consumer::of_layers(1, vec![]);
         for number in [60, 61, 10, 11] {
             consumer.ask(number);
@@ -323,10 +325,10 @@ mod tests {
     }
 
     #[test]
-    fn the_tensors_of_a_layer_may_be_asked_for_in_another_order() {
+    fn the_lead_goes_on_if_each_layer_is_requested_in_another_order() {
         let mut consumer = Consumer::of_layers(8, vec![]);
         let mut asked = 0..0;
-        // Layers of eight tensors in the order of their modules: one by one, and two by two.
+        // Layers of eight tensors in the order of their modules, first one by one and then two by two.
         for layer in 0..4 {
             for of in [7, 5, 6, 4, 2, 3, 0, 1] {
                 consumer.ask(8 * layer + of);
@@ -338,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_left_out_at_the_end() {
+    fn skipped_tensors_are_not_advised_at_the_end() {
         let mut consumer = Consumer::new();
         for number in [0, 1, 40] {
             consumer.ask(number);
@@ -355,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_was_begun_is_asked_for_to_its_end() {
+    fn a_started_tensor_is_advised_to_its_end() {
         let mut consumer = Consumer::new();
         consumer.ask(0);
         let LeadStep::Ask(first) = consumer.next() else { panic!("nothing is asked for") };
@@ -366,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_when_the_order_turned_is_asked_for_in_the_end() {
+    fn tensors_left_behind_when_the_order_changed_are_advised_at_the_end() {
         let backwards: Vec<_> = (0..TENSORS as u32).rev().collect();
         let mut consumer = Consumer::of_order(backwards);
         consumer.ask(40);
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_asked_for_to_the_end_as_far_as_memory_allows() {
+    fn requested_tensors_are_advised_to_the_end_as_far_as_memory_allows() {
         let mut consumer = Consumer::new();
         (0..TENSORS).for_each(|number| consumer.ask(number));
         let room = TENSORS as u64 / 2 * TENSOR_BYTES;

@@ -1,4 +1,4 @@
-//! [`LeadFile`]: the file that a lead reads, and how long the lead may be.
+//! [`LeadFile`]: the file that a lead reads, and the limits on the length of the lead.
 
 use std::sync::Arc;
 
@@ -18,24 +18,24 @@ pub struct LeadFile {
     pub tensors: FileTensors,
     pub limit_bytes: u64,
     pub seat: Seat,
-    /// Where the consumer began.
+    /// Where the program began.
     pub run: Arc<Run>,
 }
 
 impl LeadFile {
-    /// A lead of `first_bytes`, which may become as long as the limit.
+    /// Returns the budget of a lead that starts with `first_bytes` and may grow to the limit.
     pub fn budget(&self, first_bytes: u64) -> Budget {
         Budget::new(first_bytes, self.limit_bytes)
     }
 
-    /// The first lead behind a tensor of `len` bytes: ahead of a consumer that soon leaves no more than it has used is read
-    /// for nothing.
+    /// Returns the initial length of a lead after a tensor of `len` bytes. It is as long as the tensor, within bounds:
+    /// if the program soon jumps elsewhere, the lead wastes no more than the program has used.
     pub fn first_bytes(&self, len: u64) -> u64 {
         len.clamp(LEAST_DATA_BYTES, FIRST_BYTES).min(self.limit_bytes)
     }
 
-    /// The first lead of a stream that begins with a request for a tensor of `len` bytes. A row is read at once. A stream has
-    /// room for two layers whose tensors are used in another order.
+    /// Returns the initial length of a stream that begins with a request for a tensor of `len` bytes. A stream reads a
+    /// row at once. If layers are shuffled, it has room for two of them.
     pub fn stream_first_bytes(&self, guess: &Guess, request: Request, len: u64) -> u64 {
         if request.row_end.is_some() {
             return self.stream_bytes();
@@ -44,8 +44,8 @@ impl LeadFile {
         layers_bytes.flatten().unwrap_or_else(|| self.first_bytes(len))
     }
 
-    /// Returns the bytes of as many tensors as two layers have, from a place on, if a stream has room for them. `None` in
-    /// files without layers.
+    /// Returns the total length of two layers' tensors from a place on, if a stream has room for them. Returns `None`
+    /// for files without layers.
     fn layers_bytes(&self, place: usize, order: usize) -> Option<u64> {
         let (count, two_layers) = (self.tensors.ranges.len(), 2 * self.tensors.layer_tensors);
         let end = count.min(place + two_layers);
@@ -53,7 +53,7 @@ impl LeadFile {
         bytes.filter(|&bytes| bytes <= self.stream_bytes())
     }
 
-    /// The longest lead of a stream. In the next file a lead begins with half of it.
+    /// Returns the maximum length of a stream's lead. In the next file, a lead begins with half of it.
     pub fn stream_bytes(&self) -> u64 {
         self.limit_bytes.min(USUAL_BYTES)
     }

@@ -1,4 +1,4 @@
-//! [`LeadStreams`]: the streams that read what the consumer of a file is expected to ask for next into owned memory.
+//! [`LeadStreams`]: the streams that read the predicted tensors of a file into owned memory.
 
 use std::sync::Arc;
 
@@ -20,29 +20,29 @@ use crate::streaming::options::StreamOptions;
 use crate::streaming::pace::Pace;
 use crate::streaming::plan::{FIRST_BYTES, REQUEST_BYTES, Want};
 
-/// The answer to a request.
+/// The source of a requested tensor.
 #[derive(Debug)]
 pub enum Answer {
-    /// The tensor is to be used through the file.
+    /// The program reads the tensor from the file.
     InFile,
-    /// The stream will have the tensor's bytes, under this number.
+    /// The stream reads the tensor, under this want number.
     InStream(Arc<Stream>, usize),
 }
 
-/// The stream of what comes next, and what shows how the next one is to read.
+/// The current stream, and the records that decide how the next one reads.
 #[derive(Debug, Default)]
 pub struct LeadStreams {
     pub current: Option<Expected>,
     pub pace: Arc<Pace>,
     benefit: Benefit,
-    /// Whether streams have no threads: a test takes their turns.
+    /// Whether streams have no threads, because a test takes their turns.
     #[cfg(test)]
     pub is_by_hand: bool,
 }
 
 impl LeadStreams {
-    /// Answers a request for a tensor, given by its number, or for a part of it: finds it in the stream that reads what comes
-    /// next, or starts another one.
+    /// Answers a request for the tensor `number`, or for a part of it. Takes it from the current stream if that stream
+    /// has it or will have it soon. Otherwise may start another stream.
     pub fn answer(
         &mut self,
         file: &LeadFile,
@@ -58,7 +58,8 @@ impl LeadStreams {
             return Ok(Answer::InFile);
         }
         let has_threads = guess.uses.has_threads;
-        // Several threads ask in nearly the right order. One thread has passed over what comes before: it is not waited for.
+        // Several threads request tensors in nearly the right order, so a tensor further ahead is worth a wait. A
+        // single thread has skipped the tensors before this one, so they are not worth a wait.
         let near = if has_threads && !request.has_left_out { NEAR_TENSORS } else { 1 };
         let found = self.current.as_mut().and_then(|it| Some((it.reserve(place, selection, near)?, it)));
         if let Some((want, expected)) = found {
@@ -70,7 +71,8 @@ impl LeadStreams {
         if !is_next || request.has_turned {
             file.run.begin(guess.order, place);
         }
-        // What it reads is in the way of what the consumer has gone to. No other thread waits for it.
+        // The program has jumped, and the old stream would slow down the reads at the new place. No other thread waits
+        // for it.
         if let Some(expected) = self.current.as_ref().filter(|_| !is_next && !has_threads) {
             expected.stream.hold();
         }
@@ -86,7 +88,8 @@ impl LeadStreams {
             expected.stream.reserve(0, 1);
             return Ok(Answer::InStream(expected.stream.clone(), 0));
         }
-        // A part is read by several threads as it is. The stream goes on behind it once the next one is known.
+        // Several threads read a requested part without a stream. The stream starts after it, once the next part can be
+        // predicted.
         let behind = place + 1..file.tensors.ranges.len();
         if is_next
             && guess.has_parts
@@ -100,7 +103,7 @@ impl LeadStreams {
             self.benefit.note_stream(before.map(|it| it.used_bytes > 0));
         }
         if is_large {
-            // It was left behind, or nothing shows yet that others will follow: it is read alone.
+            // The tensor was left behind, or it is not yet clear that more will follow. Read it alone.
             let alone = Want { file: 0, offset, len, selection: None };
             let stream = self.stream_of(file, opened, &[alone], file.first_bytes(FIRST_BYTES))?;
             stream.reserve(0, 1);
@@ -109,8 +112,9 @@ impl LeadStreams {
         Ok(Answer::InFile)
     }
 
-    /// Starts to read what is expected from a place on, `memory_bytes` ahead, and what is there if that `is_asked` for.
-    /// Nothing is read where nothing is expected. Returns the stream before.
+    /// Starts a stream of the tensors that are predicted from place `first` on. It reads at most `memory_bytes` ahead.
+    /// If `is_asked`, it also reads the tensor at `first`. Starts no stream if nothing is predicted. Returns the
+    /// previous stream.
     pub fn start(
         &mut self,
         file: &LeadFile,
@@ -140,7 +144,7 @@ impl LeadStreams {
         Ok(self.current.replace(Expected { stream, wants, places, is_row, first_bytes, used_bytes: 0 }))
     }
 
-    /// Starts to read, at first so many bytes ahead.
+    /// Starts a stream that reads `bytes` ahead at first.
     fn stream_of(&self, file: &LeadFile, opened: &Arc<Opened>, wants: &[Want], bytes: u64) -> Result<Stream> {
         let (memory_bytes, readers) = (file.stream_bytes(), readers_of_lead());
         #[cfg(test)]
@@ -166,8 +170,9 @@ mod tests {
     use crate::natural::NameKinds;
     use crate::streaming::sample::drawn;
 
-    /// Asks for the tensors of four layers, each in the order of its modules. Ahead of each request the threads have had as many
-    /// turns as `turns` says, or as there were; then those that the consumer waits for. Returns the streams of all but the first layer.
+    /// Requests the tensors of four layers, each in the order of its modules. `turns` returns the number of turns that
+    /// the threads may take before a request. After it, they take turns until the requested tensor is there. Returns
+    /// the streams of all layers but the first.
     fn streams_of_layers(mut turns: impl FnMut(u64) -> u64) -> Vec<Arc<Stream>> {
         const LEN: u64 = 256 << 10;
         const COUNT: u64 = 32;
@@ -202,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tensors_of_layers_that_are_used_in_another_order_come_from_one_stream_whatever_its_threads_do() {
+    fn shuffled_layers_come_from_one_stream_whatever_its_threads_do() {
         let no_turn = |_| 0;
         let all_turns = |_| u64::MAX;
         assert_one_stream(&streams_of_layers(no_turn), "no thread has begun");
@@ -218,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_of_layers_in_another_order_has_room_for_two() {
+    fn a_stream_of_shuffled_layers_has_room_for_two_layers() {
         const LEN: u64 = 256 << 10;
         let opened = test_file::opened(&[1; 8], RequestedMode::Read);
         let first_bytes = |layer_tensors: u64, limit_bytes| {

@@ -1,19 +1,20 @@
-//! [`LeftOut`]: the series of tensors that a consumer leaves out.
+//! [`LeftOut`]: the series of tensors that a program skips.
 //!
-//! A series has one tensor of each layer: its names differ in their first number alone. Once one of its tensors was asked for,
-//! all are expected, however many were passed over: layers are asked for in other orders than that of the file.
+//! A series contains one tensor of each layer: its names differ only in their first number. Once the program has
+//! requested a tensor of an unknown series, all tensors of the series are predicted, however many of them it skips.
+//! This allows for programs that request layers in another order than the file's.
 //!
 //! ```text
-//!   unknown ──(one was passed over)──> left out ──(asked for)──> asked for once ──(asked for again)──┐
-//!      │                                  ^──────(passed over)──────┘    with all that were once     v
-//!      └──(asked for)───────────────────────────────────────────────────────────────────────────> asked for
+//!   unknown ──(skipped)──> left out ──(requested)──> requested once ──(requested again)──┐
+//!      │                       ^──────(skipped)────────────┘   with all requested once   v
+//!      └──(requested)──────────────────────────────────────────────────────────────> requested
 //! ```
 //!
-//! A rank jumps to its layers and so passes over all series. They are expected again from its second layer on.
+//! A rank that jumps to its own layers skips all series on the way. They are predicted again from its second layer on.
 
 use std::collections::HashMap;
 
-/// The series that are known; others are expected.
+/// The known series. Unknown series are predicted.
 #[derive(Debug, Clone, Default)]
 pub struct LeftOut(HashMap<u64, Standing>);
 
@@ -25,12 +26,13 @@ enum Standing {
 }
 
 impl LeftOut {
-    /// Returns whether a tensor of the series is not expected.
+    /// Returns whether the tensors of a series are not predicted.
     pub fn has(&self, series: u64) -> bool {
         matches!(self.0.get(&series), Some(Standing::LeftOut | Standing::AskedForOnce))
     }
 
-    /// Notes that a tensor was passed over. Returns whether the series was expected until now, and is not any longer.
+    /// Notes that the program skipped a tensor. Returns whether the series was unknown, and therefore predicted, until
+    /// now.
     pub fn pass(&mut self, series: u64) -> bool {
         let standing = self.0.get(&series).copied();
         if standing != Some(Standing::AskedFor) {
@@ -39,7 +41,7 @@ impl LeftOut {
         standing.is_none()
     }
 
-    /// Notes that a tensor was asked for in its turn.
+    /// Notes that the program requested a tensor in its turn.
     pub fn ask(&mut self, series: u64) {
         match self.0.get_mut(&series) {
             Some(standing @ Standing::LeftOut) => *standing = Standing::AskedForOnce,
@@ -51,12 +53,12 @@ impl LeftOut {
         }
     }
 
-    /// Notes that a tensor that seemed to be passed over was only asked for late.
+    /// Notes a late request for a tensor that seemed to be skipped.
     pub fn ask_late(&mut self, series: u64) {
         self.0.insert(series, Standing::AskedFor);
     }
 
-    /// Expects all.
+    /// Predicts all series again.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_series_of_which_nothing_was_asked_for_is_left_out_until_two_in_a_row_were() {
+    fn a_skipped_series_is_left_out_until_two_requests_in_a_row() {
         let mut left_out = LeftOut::default();
         assert!(left_out.pass(1));
         assert!(left_out.pass(2));
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_once_comes_back_with_the_first_that_was_asked_for_twice() {
+    fn series_requested_once_return_with_the_first_one_requested_twice() {
         let mut left_out = LeftOut::default();
         (0..3).for_each(|series| assert!(left_out.pass(series)));
         (0..2).for_each(|series| left_out.ask(series));
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_late_was_not_left_out() {
+    fn a_series_that_is_requested_late_is_not_left_out() {
         let mut left_out = LeftOut::default();
         left_out.pass(1);
         left_out.ask_late(1);

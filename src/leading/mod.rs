@@ -1,14 +1,24 @@
-//! Reads ahead of a program that asks for the tensors of a file one by one, and names no plan.
+//! Reads ahead of a program that requests the tensors of a file one by one and never states a plan.
 //!
 //! ```text
-//!   a request ──> guess::Guess: what will be asked for next ──> lead::Lead ──┬─ a thread advises: into the page cache
-//!                                                                            └─ a Stream: into memory of its own
-//!   close ──> idle::IdleStore: the file and its lead, for a moment ──> the next opening, or nothing
+//!   a request ──> guess::Guess: predicts the next requests ──> lead::Lead ──┬─ a thread advises: into the page cache
+//!                                                                           └─ a Stream: into owned memory
+//!   close ──> idle::IdleStore: keeps the file and its lead for a moment ──> the next opening, or dropped
 //! ```
 //!
-//! **What it promises.** A lead never changes what a request returns, only when its bytes arrive. Bytes that it reads in
-//! vain are at most twice those that were used. An error of the lead is raised for the tensor whose bytes it met, or not at
-//! all.
+//! A *lead* is the read-ahead of one file. The modules answer three questions:
+//!
+//! * Which tensors will the program request next, and which parts of them? [`guess`] predicts them. It knows the
+//!   tensors ([`file_tensors`]) and the requests so far ([`uses`]). It recognises skipped series ([`left_out`]),
+//!   skipped layers ([`stride`]) and rows of requests with equal lengths ([`rows`]).
+//! * How far ahead should the lead read? [`lead_cursor`] decides for the page cache, [`lead_streams`] for streams, and
+//!   [`lead_file`] limits both. [`benefit`] prevents streams that the program would not use. [`run`] ends a lead where
+//!   another lead of the same file begins.
+//! * How many leads may there be? [`lead_count`].
+//!
+//! **What it promises.** A lead never changes the result of a request, only when its bytes arrive. It wastes at most
+//! two bytes for each byte that the program has used. An error of the lead is raised for the tensor that contains the
+//! failed bytes, or not at all.
 //!
 //! **Callers:** the binding, at [`lead::Lead`] and [`idle::IdleStore`].
 

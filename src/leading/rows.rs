@@ -1,53 +1,55 @@
-//! [`Rows`]: how many neighbours a consumer takes before it jumps elsewhere, and whether its jumps stay within layers.
+//! [`Rows`]: counts how many neighbouring tensors a program takes before it jumps elsewhere, and whether its jumps stay
+//! within layers.
 //!
-//! A consumer that takes the same number of neighbours at one place after the other (the three matrices of an expert, say)
-//! takes as many at the next place, wherever that is.
+//! A program that takes the same number of neighbours at each place is predicted to do so at the next place, wherever
+//! that is. For example, a program may take the three matrices of one expert after another.
 //!
 //! ```text
 //!   places   40 41 42 . . 7 8 9 . . . 85 86 87
-//!            row          row         └── again after two rows of three: three are expected, and nothing behind them
+//!            row          row         └── after two rows of three: predicts three tensors, and none after them
 //! ```
 //!
-//! The first row of another length ends it, but for one that is some such rows one behind the other. A jump within a layer or to
-//! the next one ends nowhere: the other tensors there will be asked for as well. A consumer whose jumps go back within layers, again and
-//! again, uses the tensors of each layer in another order than that of their places.
+//! The first row of another length ends this prediction. A row whose length is a multiple does not, because it is
+//! several usual rows, one after the other. A jump within a layer, or to the next layer, predicts no end of the row:
+//! the program will request the other tensors there, too. A program that repeatedly jumps back within layers uses the
+//! tensors of each layer in an order that differs from their places.
 
-/// Rows of the same length after which the next one is expected to be as long.
+/// Number of rows of equal length after which the next one is predicted to be as long.
 const ALIKE: u32 = 2;
-/// Jumps back within a layer, less those out of it, that show that layers are used in another order.
+/// Number of jumps back within layers, minus long jumps, after which layers count as shuffled.
 const SOME_JUMPS_BACK: u32 = 2;
-/// The most of them that count.
+/// Upper bound of that number.
 const MANY_JUMPS_BACK: u32 = 8;
-/// Rows that are remembered.
+/// Number of rows that are remembered.
 const LAST_ROWS: usize = 8;
 
-/// Rows of requests that follow one another.
+/// The rows of a program: sequences of requests for adjacent tensors.
 #[derive(Debug, Clone, Default)]
 pub struct Rows {
-    /// The place that was asked for last.
+    /// The place of the last request.
     place: usize,
-    /// Requests since the last jump.
+    /// Number of requests since the last jump.
     row: usize,
-    /// The lengths of those before.
+    /// Lengths of the previous rows, the latest first.
     before: [usize; LAST_ROWS],
-    /// The length that they seem to have.
+    /// The usual length of the rows.
     usual: usize,
-    /// Rows of that length, one after the other.
+    /// Number of consecutive rows of that length.
     alike: u32,
-    /// Jumps back within a layer, less the long jumps.
+    /// Number of jumps back within layers, minus long jumps.
     jumps_back: u32,
-    /// The place at which the present row is expected to end; `None` where nothing shows that.
+    /// The place at which the current row is predicted to end; `None` without a prediction.
     pub end: Option<usize>,
 }
 
 impl Rows {
-    /// What is known of a consumer that goes on in another file.
+    /// Returns the knowledge that still applies when the program continues in another file.
     pub fn in_next_file(&self) -> Self {
         Self { jumps_back: self.jumps_back, ..Self::default() }
     }
 
-    /// Notes a request for a place, and whether it follows the one before. A jump over no more than `near` places ends nowhere.
-    /// The tensors of the places `behind` it may be asked for.
+    /// Notes a request for a place. `is_next` says whether it follows the previous one. After a jump of at most `near`
+    /// places, no end of the row is predicted. `behind` yields the later places whose tensors may be requested.
     pub fn note(
         &mut self,
         place: usize,
@@ -80,12 +82,12 @@ impl Rows {
         }
     }
 
-    /// Returns whether the tensors of each layer are asked for in another order than that of their places.
+    /// Returns whether the program requests the tensors of each layer in an order that differs from their places.
     pub fn is_shuffled(&self) -> bool {
         self.jumps_back >= SOME_JUMPS_BACK
     }
 
-    /// Returns whether the present row is longer than those before.
+    /// Returns whether the current row is longer than all remembered rows.
     pub fn is_longer(&self) -> bool {
         self.before.iter().all(|&before| self.row > before)
     }
@@ -95,8 +97,8 @@ impl Rows {
 mod tests {
     use super::*;
 
-    /// Notes rows of requests, each a hundred places behind the one before, and returns how many are expected to follow after
-    /// each of the last row. Every second place is passed over.
+    /// Notes rows of requests, each a hundred places after the previous one, and skips every second place. Returns how
+    /// many requests are predicted after each request of the last row.
     fn expected(rows: &[usize]) -> Vec<Option<usize>> {
         let mut noted = Rows::default();
         let mut found = Vec::new();
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_another_length_ends_it() {
+    fn a_row_of_another_length_ends_the_prediction() {
         assert_eq!(expected(&[3, 3, 5]), [Some(2), Some(1), Some(0), None, None]);
         assert_eq!(expected(&[3, 3, 5, 3]), [None; 3]);
         assert_eq!(expected(&[3, 3, 2, 3]), [None; 3]);
@@ -130,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn two_rows_one_behind_the_other_are_as_usual() {
+    fn two_adjacent_rows_have_the_usual_length() {
         assert_eq!(expected(&[3, 6, 3]), [Some(2), Some(1), Some(0)]);
         assert_eq!(expected(&[3, 3, 6, 1]), [Some(2)]);
         assert_eq!(expected(&[6, 3, 3]), [None; 3]);
     }
 
     #[test]
-    fn of_a_row_that_the_file_cuts_nothing_is_known() {
+    fn a_row_cut_by_the_end_of_the_file_has_no_predicted_end() {
         let mut rows = Rows::default();
         for place in [0, 1, 100, 101, 200] {
             rows.note(place, place % 100 == 1, 2, place + 1..201);
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_ends_nearby() {
+    fn a_short_jump_predicts_no_end() {
         let end = |place, near| {
             let mut rows = Rows::default();
             for place in [0, 1, 100, 101] {
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_longer_than_those_before() {
+    fn a_row_is_longer_than_all_remembered_rows() {
         let mut rows = Rows::default();
         let longest = |rows: &mut Rows, row: usize| {
             let is_longer = |place| {

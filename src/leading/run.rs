@@ -1,5 +1,5 @@
-//! [`Run`]: where the consumer of one lead began. Threads that each open a file and take a block of it have leads that
-//! end where the next block begins: beyond, another lead reads.
+//! [`Run`]: the place at which the user of one lead began. Several threads may each open a file and take one block of
+//! its tensors. The lead of such a thread ends where the next block begins, because another lead reads from there on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -7,23 +7,23 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::mapped_file::Identity;
 use crate::os::process::fork;
 
-/// The runs of this process. A child has those of its parent, too, and does not follow them.
+/// The runs of this process. A child inherits its parent's runs and ignores them.
 static RUNS: Mutex<Vec<Weak<Run>>> = Mutex::new(Vec::new());
 
-/// Of no consumer.
+/// The position of a run that has not begun, or has ended.
 const NOWHERE: u64 = u64::MAX;
 
-/// The tensors that one consumer takes one after another.
+/// Tensors that a thread takes one after another.
 #[derive(Debug)]
 pub struct Run {
     file: Identity,
     process: u64,
-    /// The order in which it takes them, in the upper half, and the place of the first one.
+    /// The order in the upper half, and the place of the first tensor in the lower half.
     first: AtomicU64,
 }
 
 impl Run {
-    /// A run of nobody yet, in a file.
+    /// Makes a run in a file. It begins later.
     pub fn new(file: Identity) -> Arc<Self> {
         let run = Arc::new(Self { file, process: fork::generation(), first: AtomicU64::new(NOWHERE) });
         fork::with_lock(&RUNS, |runs| {
@@ -33,21 +33,21 @@ impl Run {
         run
     }
 
-    /// Notes that the consumer has begun at a place.
+    /// Notes that the run begins at a place.
     pub fn begin(&self, order: usize, place: usize) {
         self.first.store(position(order, place), Ordering::Relaxed);
     }
 
-    /// Notes that the consumer is gone, or is not read ahead.
+    /// Notes that the run has ended, or that nothing is read ahead of it.
     pub fn end(&self) {
         self.first.store(NOWHERE, Ordering::Relaxed);
     }
 
-    /// Returns the first place behind one at which another consumer of the file has begun, which goes in the same order.
+    /// Returns the first place after `place` at which another run of the file has begun in the same order.
     pub fn end_behind(&self, order: usize, place: usize) -> Option<usize> {
         let (here, end) = (position(order, place), position(order + 1, 0));
         let is_of_file = |run: &Arc<Self>| run.file == self.file && run.process == fork::generation();
-        // Dropped behind the lock.
+        // The clones are dropped after the lock.
         let others: Vec<_> = fork::with_lock(&RUNS, |runs| runs.iter().filter_map(Weak::upgrade).collect());
         let firsts = others.iter().filter(|run| is_of_file(run)).map(|run| run.first.load(Ordering::Relaxed));
         let next = firsts.filter(|&first| here < first && first < end).min();

@@ -1,4 +1,4 @@
-//! [`Uses`]: which tensors a consumer has asked for, which it has passed over, and which it may still ask for.
+//! [`Uses`]: which tensors a program has requested, which it has skipped, and which it may still request.
 
 use std::ops::Range;
 use std::thread::ThreadId;
@@ -12,10 +12,11 @@ use super::stride::Stride;
 /// The purpose of memory for the uses of tensors.
 const USES: &str = "the uses of the tensors of a file";
 
-/// Tensors of several threads come in nearly the right order. A request this near is no jump.
+/// Several threads together request tensors in nearly the right order. A request at most this many places ahead is no
+/// jump.
 pub const NEAR_TENSORS: usize = 32;
 
-/// What a consumer did with a tensor.
+/// The program's use of one tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
     None,
@@ -23,19 +24,19 @@ enum Use {
     AskedFor,
 }
 
-/// What a consumer did with the tensors of a file.
+/// The program's use of the tensors of a file.
 #[derive(Debug, Clone)]
 pub struct Uses {
-    /// The number of tensors that were not asked for.
+    /// Number of tensors that the program has not requested.
     pub unused: usize,
     of: Vec<Use>,
     left_out: LeftOut,
     stride: Stride,
-    /// The first place of which nothing shows yet whether it was passed over.
+    /// The first place for which it is still open whether the program skips it.
     passed: usize,
-    /// The thread that asked first.
+    /// The thread that made the first request.
     thread: Option<ThreadId>,
-    /// Whether another one has asked, too.
+    /// Whether another thread has made a request, too.
     pub has_threads: bool,
 }
 
@@ -52,7 +53,7 @@ impl Uses {
         })
     }
 
-    /// What is expected of a consumer in another file of so many tensors.
+    /// Returns the knowledge that still applies in another file of `count` tensors.
     pub fn in_next_file(&self, count: usize) -> Result<Self, OutOfMemory> {
         let Self { left_out, thread, has_threads, .. } = self;
         let (left_out, thread, has_threads) = (left_out.clone(), *thread, *has_threads);
@@ -67,7 +68,8 @@ impl Uses {
         self.of[number] == Use::AskedFor
     }
 
-    /// Returns whether the tensor at a place of the order that is followed is likely to be asked for, and was not.
+    /// Returns whether the tensor at a place is awaited: the program has not requested it, but is predicted to. `order`
+    /// is the order that the program follows.
     pub fn awaits(&self, tensors: &FileTensors, order: usize, place: usize) -> bool {
         let number = tensors.number_at(place, order);
         let is_left_out = || self.stride.leaves_out(place) || self.left_out.has(tensors.series_of(number));
@@ -79,7 +81,7 @@ impl Uses {
         places.find(|&place| self.awaits(tensors, order, place))
     }
 
-    /// Notes that a tensor is asked for. Returns whether it is for the first time.
+    /// Notes a request for a tensor. Returns whether it is the first one for this tensor.
     pub fn ask(&mut self, tensors: &FileTensors, number: usize) -> bool {
         let before = std::mem::replace(&mut self.of[number], Use::AskedFor);
         match before {
@@ -91,25 +93,26 @@ impl Uses {
         true
     }
 
-    /// Notes that a thread asks.
+    /// Notes that a thread made a request.
     pub fn note_thread(&mut self, thread: ThreadId) {
         self.has_threads |= *self.thread.get_or_insert(thread) != thread;
     }
 
-    /// Notes that a consumer went past these places. Returns whether it was to be expected, and whether it leaves out some
-    /// series from now on.
+    /// Notes that the program skipped the places `between` two requests. Returns whether this skip was predicted, and
+    /// whether it reveals a series or a stride that the program skips from now on.
     pub fn pass_over(&mut self, tensors: &FileTensors, order: usize, between: Range<usize>) -> (bool, bool) {
         let is_next = !between.is_empty() && self.next_place(tensors, order, between.clone()).is_none();
         let mut has_left_out = false;
         if self.has_threads {
-            self.stride = Stride::default(); // the gaps of one are what others ask for
+            self.stride = Stride::default(); // other threads request the tensors in one thread's gaps
         } else {
             has_left_out |= self.stride.note(&between, tensors.layer_tensors);
         }
-        // What seems to be passed over may come later in the layer, or another thread is about to ask for it.
+        // The program may request these tensors later in the same layer, or another thread is about to. They do not
+        // count as skipped yet.
         let behind = tensors.layer_tensors.max(if self.has_threads { NEAR_TENSORS } else { 0 });
         let passed = self.passed..between.end.saturating_sub(behind);
-        // After a jump just the new place counts.
+        // After a jump, continue at the new place.
         let next = if between.len() > behind { between.end } else { passed.end };
         self.passed = next.max(self.passed);
         for place in passed {
@@ -122,7 +125,8 @@ impl Uses {
         (is_next, has_left_out)
     }
 
-    /// Returns how many places ahead a request is no jump. One thread uses the tensors of a layer in any order.
+    /// Returns how many places ahead a request may be without being a jump. Even a single thread may use the tensors of
+    /// a layer in any order.
     pub fn near_tensors(&self, tensors: &FileTensors) -> usize {
         if self.has_threads { NEAR_TENSORS } else { NEAR_TENSORS.min(2 * tensors.layer_tensors) }
     }
@@ -132,7 +136,7 @@ impl Uses {
         (self.passed, self.stride) = (place, Stride::at(place));
     }
 
-    /// Forgets what was passed over in an order that is not the consumer's.
+    /// Forgets all skips, because they were noted in an order that the program does not follow.
     pub fn take_back_passes(&mut self) {
         self.left_out.clear();
         self.of.iter_mut().filter(|of| **of == Use::PassedOver).for_each(|of| *of = Use::None);
@@ -153,7 +157,7 @@ mod tests {
         guess.uses.next_place(tensors, guess.order, from..tensors.ranges.len())
     }
 
-    /// Asks for tensors of a file of layers of as many tensors, and returns what each request was.
+    /// Requests tensors of a file whose layers have `layer_tensors` tensors. Returns the facts about each request.
     fn requests(
         layer_tensors: usize,
         layers: usize,
@@ -170,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_of_one_tensor_of_each_layer_is_followed() {
+    fn a_program_that_takes_one_tensor_of_each_layer_is_predicted() {
         let (tensors, guess, found) = requests(4, 8, &[1, 5, 9, 13]);
         assert_eq!(found.iter().map(|it| it.is_next).collect::<Vec<_>>(), [false, false, false, true]);
         assert_eq!(found.iter().map(|it| it.has_left_out).collect::<Vec<_>>(), [false, false, true, false]);
@@ -180,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_passed_over_and_expected_all_the_same() {
+    fn irregularly_skipped_layers_stay_predicted() {
         let (tensors, guess, found) = requests(2, 9, &[0, 1, 6, 7, 14, 15]);
         assert!(!found.iter().any(|request| request.has_left_out));
         assert_eq!(next_place(&tensors, &guess, 16), Some(16));
     }
 
     #[test]
-    fn of_every_third_layer_the_others_are_not_expected() {
+    fn with_every_third_layer_the_other_layers_are_not_predicted() {
         let (tensors, mut guess, found) = requests(2, 12, &[0, 1, 6, 7, 12, 13]);
         assert_eq!(
             found.iter().map(|it| it.has_left_out).collect::<Vec<_>>(),
@@ -210,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_that_begins_in_the_middle_is_followed() {
+    fn a_program_that_begins_in_the_middle_is_predicted() {
         let (tensors, guess, found) = requests(4, 40, &[0, 80, 81, 82, 83, 84, 85]);
         let followed: Vec<_> = found[2..].iter().map(|request| request.is_next).collect();
         assert_eq!(followed, [true; 5]);
@@ -218,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_of_other_ranks_are_left_out_after_a_layer() {
+    fn experts_of_other_ranks_are_skipped_after_a_layer() {
         let layer_tensors = 64;
         let experts: Vec<_> =
             (0..4).flat_map(|layer| (8..12).map(move |of| layer * layer_tensors + of)).collect();
@@ -229,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn another_order_within_each_layer_leaves_nothing_out() {
+    fn another_order_within_each_layer_skips_nothing() {
         let order: Vec<_> = (0..8).flat_map(|layer| [3, 1, 0, 2].map(|of| layer * 4 + of)).collect();
         let (_, _, found) = requests(4, 8, &order);
         assert!(!found.iter().any(|request| request.has_left_out));
     }
 
     #[test]
-    fn what_threads_ask_for_in_nearly_the_right_order_is_not_left_out() {
+    fn threads_that_request_in_nearly_the_right_order_skip_nothing() {
         let (tensors, mut guess, _) = requests(2, 40, &[0]);
         let ids = [0, 1].map(|_| std::thread::spawn(|| ()).thread().id());
         for number in 0..40 {
