@@ -56,7 +56,9 @@ PYTHON_MAY_USE = {
     "torch": {"_native", "errors", "_common", "files", "tokens", "weights", "loading", "devices"},
     "plugins": {"_common", "safetensors", "weights"},
     "cli": {"_native", "errors", "_common", "files", "tokens", "weights", "loading", "safetensors"},
-    "__init__": {"_native", "_common", "errors", "files", "tokens", "weights", "loading"},
+    # `safetensors` and `torch` for type checkers alone: they are imported on first use.
+    "__init__": {"_native", "_common", "errors", "files", "tokens", "weights", "loading"}
+    | {"safetensors", "torch"},
     "__main__": {"cli"},
 }
 # `pagestream bench` measures torch's DataLoader.

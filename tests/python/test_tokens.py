@@ -197,6 +197,8 @@ def test_numpy_makes_an_array_of_a_corpus_natively(tmp_path, mode, lengths, monk
         assert array.flags.writeable
         assert array.flags.owndata
     np.testing.assert_array_equal(np.asarray(corpus, "i8"), tokens.astype("i8"), strict=True)
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        return  # its asarray has no argument `copy`
     if mode != "read" and len(lengths) == 1:
         view = np.asarray(corpus, copy=False)
         np.testing.assert_array_equal(view, tokens, strict=True)

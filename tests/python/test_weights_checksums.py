@@ -331,7 +331,7 @@ def test_names_that_only_one_of_them_has_are_bad(path):
 def test_stale_checksums_are_bad(path):
     open_checkpoint(path).write_checksums()
     safetensors.numpy.save_file(
-        {name: np.asarray(array + 1) for name, array in TENSORS.items()}, path, {"made": "here"}
+        {name: np.asarray(array + 1, array.dtype) for name, array in TENSORS.items()}, path, {"made": "here"}
     )
     assert {error.name for error in open_checkpoint(path).verify().bad} == set(TENSORS) - {"b.empty"}
     safetensors.numpy.save_file({"new": np.ones(3)}, path)
