@@ -65,13 +65,13 @@ impl PyTensorStream {
         let inspect = checks.map(|run| run.inspect(wanted, checkpoint)).transpose()?;
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
-        // The lead does not compare tensors that it reads.
-        let lead = checkpoint.warm_slot().lead().filter(|_| inspect.is_none());
+        // A warming does not compare tensors that it reads.
+        let warming = checkpoint.warm_slot().warming().filter(|_| inspect.is_none());
         let stream = py.detach(|| {
             let memory_bytes = memory_bytes.unwrap_or_else(|| memory_bytes_for(&wants));
             let options = StreamOptions { memory_bytes, largest_ahead_bytes: memory_bytes, readers, cache };
             let open = Arc::new(move |number| files.file(number)?.file.opened());
-            ContinuedStream::start(wants, open, lead, inspect, options)
+            ContinuedStream::start(wants, open, warming, inspect, options)
         })?;
         Ok(Self { stream: Some(stream) })
     }

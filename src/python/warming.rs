@@ -19,18 +19,18 @@ use crate::warming::warm::Warming;
 #[pyclass(name = "Warming", module = "pagestream._native", frozen)]
 pub struct PyWarming {
     /// `None` only during `drop`.
-    lead: Option<Arc<Warming>>,
+    warming: Option<Arc<Warming>>,
 }
 
 impl PyWarming {
-    fn lead(&self) -> PyResult<&Warming> {
-        self.lead.as_deref().ok_or_else(|| PyValueError::new_err("gone"))
+    fn warming(&self) -> PyResult<&Warming> {
+        self.warming.as_deref().ok_or_else(|| PyValueError::new_err("gone"))
     }
 }
 
 #[pymethods]
 impl PyWarming {
-    /// Starts to read, in place of the checkpoint's lead before.
+    /// Starts to read, in place of the checkpoint's warming before.
     #[new]
     fn new(
         py: Python<'_>,
@@ -42,7 +42,7 @@ impl PyWarming {
         let readers = readers_of(threads)?;
         let wants = wants_of(checkpoint, wanted)?;
         let (files, slot) = (checkpoint.shared(), checkpoint.warm_slot());
-        let lead = py.detach(|| -> Result<_> {
+        let warming = py.detach(|| -> Result<_> {
             if files.files.is_closed() {
                 return Err(Error::Closed { path: files.paths.first().cloned().unwrap_or_default() });
             }
@@ -50,48 +50,48 @@ impl PyWarming {
             let is_cached = |number| files.files.facts(number).mode == Mode::Shared;
             let all = files.clone();
             let open = Arc::new(move |number| all.file(number)?.file.opened());
-            let lead = Arc::new(Warming::start(wants, is_cached, open, memory_bytes, readers)?);
-            slot.replace(Some(lead.clone()));
+            let warming = Arc::new(Warming::start(wants, is_cached, open, memory_bytes, readers)?);
+            slot.replace(Some(warming.clone()));
             if files.files.is_closed() {
                 slot.replace(None); // Another thread closed it meanwhile.
             }
-            Ok(lead)
+            Ok(warming)
         })?;
-        Ok(Self { lead: Some(lead) })
+        Ok(Self { warming: Some(warming) })
     }
 
     /// The state: "reading", "done", "full", "cancelled" or "failed".
     #[getter]
     fn state(&self) -> PyResult<&'static str> {
-        Ok(self.lead()?.state().word())
+        Ok(self.warming()?.state().word())
     }
 
     #[getter]
     fn planned_bytes(&self) -> PyResult<u64> {
-        Ok(self.lead()?.planned_bytes())
+        Ok(self.warming()?.planned_bytes())
     }
 
     /// Bytes of the plan that were read, or found in the page cache.
     #[getter]
     fn done_bytes(&self) -> PyResult<u64> {
-        Ok(self.lead()?.done_bytes())
+        Ok(self.warming()?.done_bytes())
     }
 
     #[getter]
     fn read_bytes(&self) -> PyResult<u64> {
-        Ok(self.lead()?.read_bytes())
+        Ok(self.warming()?.read_bytes())
     }
 
-    /// Waits until the lead reads nothing more unless a consumer takes a tensor. Returns false after `timeout` seconds.
+    /// Waits until the warming reads nothing more unless a consumer takes a tensor. Returns false after `timeout` seconds.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let lead = self.lead()?;
+        let warming = self.warming()?;
         let begun = Instant::now();
         let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
         let timeout =
             timeout.map_err(|_| PyValueError::new_err("timeout must be seconds, at least 0, or None"))?;
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
-            if py.detach(|| lead.wait(left.unwrap_or(PERIOD).min(PERIOD)))? {
+            if py.detach(|| warming.wait(left.unwrap_or(PERIOD).min(PERIOD)))? {
                 return Ok(true);
             }
             py.check_signals()?;
@@ -102,12 +102,12 @@ impl PyWarming {
     }
 
     fn cancel(&self, py: Python<'_>) {
-        py.detach(|| self.lead.as_ref().map(|lead| lead.cancel()));
+        py.detach(|| self.warming.as_ref().map(|warming| warming.cancel()));
     }
 }
 
 impl Drop for PyWarming {
     fn drop(&mut self) {
-        drop_detached(self.lead.take());
+        drop_detached(self.warming.take());
     }
 }

@@ -41,16 +41,16 @@ impl WarmingShard {
         offset: u64,
         selection: Option<&Selection>,
     ) -> PyResult<Option<WarmTensor>> {
-        let Some(lead) = self.slot.lead() else { return Ok(None) };
-        let want = match py.detach(|| lead.ask(self.number, offset, selection)) {
+        let Some(warming) = self.slot.warming() else { return Ok(None) };
+        let want = match py.detach(|| warming.ask(self.number, offset, selection)) {
             Some(Warmed::InMemory(want)) => want,
             Some(Warmed::InCache) => return Ok(Some(WarmTensor::InCache)),
             None => return Ok(None),
         };
-        let taken = wait(py, |patience| PyResult::Ok(lead.take(want, patience)));
-        match taken.inspect_err(|_| lead.release(want))? {
+        let taken = wait(py, |patience| PyResult::Ok(warming.take(want, patience)));
+        match taken.inspect_err(|_| warming.release(want))? {
             Some(landed) => Ok(Some(WarmTensor::Landed(landed))),
-            None => lead.change().map_or(Ok(None), |error| Err(error.into())),
+            None => warming.change().map_or(Ok(None), |error| Err(error.into())),
         }
     }
 }

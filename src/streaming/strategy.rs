@@ -114,7 +114,7 @@ fn choose_by(
         return match refusal {
             Some(refusal) => decided(Strategy::Pread, refusal),
             None if around.is_warmed => {
-                decided(Strategy::Ahead, format!("{cold}, where the lead of warm() reads as well"))
+                decided(Strategy::Ahead, format!("{cold}, where warm() reads as well"))
             }
             None if local_processes > 1 => {
                 let reason = format!("{cold}, and {local_processes} processes of this node share that");

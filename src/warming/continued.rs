@@ -19,8 +19,8 @@ use crate::streaming::plan::{FIRST_BYTES, PLAN, Want};
 pub struct ContinuedStream {
     /// Reads the unclaimed wants.
     stream: Stream,
-    lead: Option<Arc<Warming>>,
-    /// For each want: its number in the lead, if it was claimed there.
+    warming: Option<Arc<Warming>>,
+    /// For each want: its number in the warming, if it was claimed there.
     claims: Vec<Option<usize>>,
     wants: Vec<Want>,
     files: SharedFiles,
@@ -49,28 +49,28 @@ impl SharedFiles {
 struct Position {
     /// The next want to hand out.
     next: usize,
-    /// Reads the next want, if it was claimed from a lead that has ended.
+    /// Reads the next want, if it was claimed from a warming that has ended.
     alone: Option<Stream>,
 }
 
 impl ContinuedStream {
-    /// Claims the tensors that the lead has, and starts to read the rest.
+    /// Claims the tensors that the warming has, and starts to read the rest.
     pub fn start(
         wants: Vec<Want>,
         files: Arc<Files>,
-        lead: Option<Arc<Warming>>,
+        warming: Option<Arc<Warming>>,
         inspect: Option<Box<Inspect>>,
         options: StreamOptions,
     ) -> Result<Self> {
         let files = SharedFiles(files);
-        let claim = |want: &Want| lead.as_ref()?.claim_or_leave(want.file, want.offset, want.part());
+        let claim = |want: &Want| warming.as_ref()?.claim_or_leave(want.file, want.offset, want.part());
         let claims = allocate::collected(wants.iter().map(claim), PLAN)?;
         let unclaimed = wants.iter().zip(&claims).filter(|(_, claim)| claim.is_none());
         let left = allocate::collected(unclaimed.map(|(want, _)| want.clone()), PLAN)?;
         let options = StreamOptions { readers: options.readers_of(&wants), ..options };
         let first = StreamOptions { memory_bytes: options.memory_bytes.min(FIRST_BYTES), ..options };
         let stream = Stream::start(&left, files.boxed(), inspect, first, None)?;
-        Ok(Self { stream, lead, claims, wants, files, options, position: Mutex::default() })
+        Ok(Self { stream, warming, claims, wants, files, options, position: Mutex::default() })
     }
 
     fn position(&self) -> MutexGuard<'_, Position> {
@@ -83,9 +83,9 @@ impl ContinuedStream {
         let mut position = self.position();
         let number = position.next;
         let Some(&claim) = self.claims.get(number) else { return Ok(Next::End) };
-        let found = match (&position.alone, claim, &self.lead) {
+        let found = match (&position.alone, claim, &self.warming) {
             (Some(alone), ..) => alone.next(patience)?,
-            (None, Some(claim), Some(lead)) => match lead.take(claim, patience) {
+            (None, Some(claim), Some(warming)) => match warming.take(claim, patience) {
                 Next::End => {
                     let want = std::slice::from_ref(&self.wants[number]);
                     let alone = Stream::start(want, self.files.boxed(), None, self.options, None)?;
@@ -102,7 +102,7 @@ impl ContinuedStream {
         Ok(found.map(|landed| (number, landed)))
     }
 
-    /// Stops reading, and returns claimed tensors that were not taken to the lead.
+    /// Stops reading, and returns claimed tensors that were not taken to the warming.
     pub fn close(&self) {
         if self.stream.check_process().is_err() {
             return; // a thread of the parent may have held the lock at the fork
@@ -111,8 +111,8 @@ impl ContinuedStream {
         let mut position = self.position();
         let left = std::mem::replace(&mut position.next, self.claims.len());
         position.alone = None;
-        if let Some(lead) = &self.lead {
-            self.claims[left..].iter().flatten().for_each(|&claim| lead.release(claim));
+        if let Some(warming) = &self.warming {
+            self.claims[left..].iter().flatten().for_each(|&claim| warming.release(claim));
         }
     }
 }

@@ -1,5 +1,4 @@
-//! [`Warming`]: the tensors of a checkpoint, read before the program asks for them. Other modules call it the lead of
-//! `warm`.
+//! [`Warming`]: the tensors of a checkpoint, read before the program asks for them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,7 +47,7 @@ pub enum Warmed {
     InMemory(usize),
 }
 
-/// The state of a lead.
+/// The state of a warming.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarmState {
     Reading,
@@ -118,7 +117,7 @@ impl Warming {
         (!self.is_claimed[want].swap(true, Ordering::Relaxed)).then_some(want)
     }
 
-    /// Moves a requested tensor, or a part of it, to the front. Returns `None` if the lead neither has its bytes nor
+    /// Moves a requested tensor, or a part of it, to the front. Returns `None` if the warming neither has its bytes nor
     /// will read them.
     pub fn ask(&self, file: usize, offset: u64, part: Option<&Selection>) -> Option<Warmed> {
         let &WarmPlace { is_cached, want, .. } = self.find(file, offset, part)?;
@@ -145,7 +144,7 @@ impl Warming {
         self.memory.take(want, patience).unwrap_or(Next::End)
     }
 
-    /// Returns the change to a file that ended the lead, if one did.
+    /// Returns the change to a file that ended the warming, if one did.
     pub fn change(&self) -> Option<Error> {
         self.memory.failure().filter(Error::is_change)
     }
@@ -159,7 +158,7 @@ impl Warming {
     /// is so.
     pub fn wait(&self, patience: Duration) -> Result<bool> {
         if self.process != fork::generation() {
-            return Err(Error::argument("the lead belongs to the process that this one was forked from"));
+            return Err(Error::argument("the warming belongs to the process that this one was forked from"));
         }
         let deadline = Instant::now() + patience;
         if !self.cache.wait(patience)? {
@@ -201,7 +200,7 @@ impl Warming {
         self.memory.stop();
     }
 
-    /// Ends the lead and frees its memory.
+    /// Ends the warming and frees its memory.
     fn end(&self) {
         self.cancel();
         self.cache.close();
@@ -209,34 +208,34 @@ impl Warming {
     }
 }
 
-/// The lead of a checkpoint. A checkpoint has at most one at a time.
+/// The warming of a checkpoint. A checkpoint has at most one at a time.
 #[derive(Debug, Default)]
 pub struct WarmingSlot {
-    lead: Mutex<Option<Arc<Warming>>>,
+    warming: Mutex<Option<Arc<Warming>>>,
     is_set: AtomicBool,
-    /// Whether any lead so far has filled the page cache.
+    /// Whether any warming so far has filled the page cache.
     has_filled_cache: AtomicBool,
 }
 
 impl WarmingSlot {
-    pub fn lead(&self) -> Option<Arc<Warming>> {
-        // Avoids the lock: nearly all requests come while there is no lead.
+    pub fn warming(&self) -> Option<Arc<Warming>> {
+        // Avoids the lock: nearly all requests come while there is no warming.
         let is_set = self.is_set.load(Ordering::Relaxed);
-        is_set.then(|| fork::with_lock(&self.lead, |lead| lead.clone())).flatten()
+        is_set.then(|| fork::with_lock(&self.warming, |warming| warming.clone())).flatten()
     }
 
     pub fn has_filled_cache(&self) -> bool {
         self.has_filled_cache.load(Ordering::Relaxed)
     }
 
-    /// Ends the current lead, and sets another one.
-    pub fn replace(&self, lead: Option<Arc<Warming>>) {
-        if lead.as_ref().is_some_and(|lead| lead.cache.planned_bytes() > 0) {
+    /// Ends the current warming, and sets another one.
+    pub fn replace(&self, warming: Option<Arc<Warming>>) {
+        if warming.as_ref().is_some_and(|warming| warming.cache.planned_bytes() > 0) {
             self.has_filled_cache.store(true, Ordering::Relaxed);
         }
-        let before = fork::with_lock(&self.lead, |slot| {
-            self.is_set.store(lead.is_some(), Ordering::Relaxed);
-            std::mem::replace(slot, lead)
+        let before = fork::with_lock(&self.warming, |slot| {
+            self.is_set.store(warming.is_some(), Ordering::Relaxed);
+            std::mem::replace(slot, warming)
         });
         if let Some(before) = before {
             before.end();

@@ -147,10 +147,10 @@ every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
 @every_use
 def test_bytes_read_once_are_not_read_again(source, tmp_path, use, direct):
     with slow_weights(source, tmp_path, direct_io=direct, gather=10) as (slow, weights):
-        lead = weights.warm(memory_bytes=AMPLE)
-        assert lead.wait()
-        assert lead.fraction == 1.0
-        assert 0.99 * WHOLE <= lead.bytes_read <= WHOLE  # neighbouring tensors share pages
+        warming = weights.warm(memory_bytes=AMPLE)
+        assert warming.wait()
+        assert warming.fraction == 1.0
+        assert 0.99 * WHOLE <= warming.bytes_read <= WHOLE  # neighbouring tensors share pages
         use(weights)
     assert slow.counts["most_in_flight"] >= 10
     assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
@@ -171,16 +171,16 @@ def test_bytes_in_flight_are_not_read_twice(source, tmp_path, use, direct):
 def test_the_variable_limits_the_threads_of_a_lead(source, tmp_path, monkeypatch, direct):
     monkeypatch.setenv("PAGESTREAM_THREADS", "3")
 
-    # A lead without work has one thread, which ends at once.
+    # A warming without work has one thread, which ends at once.
     kinds = ("pagestream-warm", "pagestream-read")
 
     with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
         assert until(lambda: not {*kinds} & {*thread_names()}), "those of an earlier test"
         slow.gate.hold(64 << 10)
-        lead = weights.warm(memory_bytes=AMPLE)
+        warming = weights.warm(memory_bytes=AMPLE)
         seen, most, stayed = deque(maxlen=5), 0, 0
         slow.gate.wait_for(3)
-        while not lead.wait(timeout=0):
+        while not warming.wait(timeout=0):
             slow.gate.release(1)
             seen.append(threads())
             for kind in kinds:
@@ -194,24 +194,24 @@ def test_the_variable_limits_the_threads_of_a_lead(source, tmp_path, monkeypatch
 @every_use
 def test_a_lead_with_little_memory_goes_on_as_tensors_are_taken(source, tmp_path, use):
     with slow_weights(source, tmp_path, direct_io=True) as (slow, weights):
-        lead = weights.warm(memory_bytes=LITTLE)
-        assert lead.wait()
-        assert lead.bytes_read == 8 * MIB
-        assert repr(lead) == f"<Warming {8 * MIB:,} of {WHOLE:,} bytes, full>"
+        warming = weights.warm(memory_bytes=LITTLE)
+        assert warming.wait()
+        assert warming.bytes_read == 8 * MIB
+        assert repr(warming) == f"<Warming {8 * MIB:,} of {WHOLE:,} bytes, full>"
         use(weights)
-        assert lead.wait()
+        assert warming.wait()
     assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
 
 
 @pytest.mark.parametrize("mode", ["private", "read"])
 def test_files_that_are_not_shared_are_read_into_memory(source, tmp_path, mode):
     with slow_weights(source, tmp_path, mmap_mode=mode) as (slow, weights):
-        lead = weights.warm(memory_bytes=LITTLE)
-        assert lead.wait()
-        assert lead.bytes_read == 8 * MIB
+        warming = weights.warm(memory_bytes=LITTLE)
+        assert warming.wait()
+        assert warming.bytes_read == 8 * MIB
         in_order(weights)
-        assert lead.wait()
-        assert lead.fraction == 1.0
+        assert warming.wait()
+        assert warming.fraction == 1.0
     assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
 
 
@@ -223,12 +223,12 @@ def test_small_tensors_in_any_order_and_twice(tmp_path):
     names = [*tensors, *list(tensors)[::7]]
     random.Random(8).shuffle(names)
     with slow_weights(folder, tmp_path, direct_io=True, delay_ms=1, ahead=False) as (slow, weights):
-        lead = weights.warm(memory_bytes=2 * MIB)
-        assert lead.wait()
+        warming = weights.warm(memory_bytes=2 * MIB)
+        assert warming.wait()
         for name in names:
             np.testing.assert_array_equal(weights[name], tensors[name])
-        assert lead.wait()
-        assert repr(lead) == f"<Warming {8 * MIB:,} of {8 * MIB:,} bytes, done>"
+        assert warming.wait()
+        assert repr(warming) == f"<Warming {8 * MIB:,} of {8 * MIB:,} bytes, done>"
     assert slow.counts["read_bytes"] > 8 * MIB  # page faults read them for the second use
 
 
@@ -251,12 +251,12 @@ def test_a_lead_into_the_page_cache_needs_no_other_one(source, tmp_path, monkeyp
     monkeypatch.setenv("PAGESTREAM_THREADS", "4")
     with slow_weights(source, tmp_path, delay_ms=0) as (slow, weights):
         slow.gate.hold(6 * MIB, 46 * MIB)
-        lead = weights.warm(memory_bytes=AMPLE)
+        warming = weights.warm(memory_bytes=AMPLE)
         assert one_by_one(weights, ["t00", "t01", "t02", "t03"])
-        assert lead.wait(0) is False
+        assert warming.wait(0) is False
         assert "pagestream-lead" not in thread_names()
         assert is_right("t47", weights["t47"])  # this tensor is read next
-        assert lead.wait(0) is False
+        assert warming.wait(0) is False
         slow.gate.open()
 
 
@@ -270,9 +270,9 @@ def test_each_file_goes_where_its_reads_come_from(source, tmp_path):
     with slow_mount(source, tmp_path) as cached, direct as past:
         paths = [cached.path / "model.safetensors", past.path / "others.safetensors"]
         with open_checkpoint(paths) as weights:
-            lead = weights.warm(memory_bytes=AMPLE)
-            assert lead.wait()
-            assert lead.fraction == 1.0
+            warming = weights.warm(memory_bytes=AMPLE)
+            assert warming.wait()
+            assert warming.fraction == 1.0
             assert not weights["t05"].flags.owndata
             by_stream(weights)
     assert WHOLE <= cached.counts["read_bytes"] <= 1.02 * WHOLE
@@ -283,7 +283,7 @@ def test_a_lead_in_memory_needs_little_more_than_its_limit(source, tmp_path):
     with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
         path = slow.path / "model.safetensors"
         most_kib = int(output_of(PROGRAMS / "weights_warm" / "memory.py", path, LITTLE))
-    # The limit covers the lead, the tensor in use, the next tensor, and small allocations.
+    # The limit covers the warming, the tensor in use, the next tensor, and small allocations.
     assert 7 * MIB <= most_kib * 1024 <= (8 + 2 + 6) * MIB
 
 
@@ -299,10 +299,10 @@ def test_a_plan_is_read_and_nothing_else(source, tmp_path, plan, direct):
     }
     needed = 10 * MIB if plan == "names" else 10 * MIB // 4
     with slow_weights(source, tmp_path, direct_io=direct) as (slow, weights):
-        lead = weights.warm(plans[plan], memory_bytes=AMPLE)
-        assert lead.wait()
-        assert lead.fraction == 1.0
-        assert 0.99 * needed <= lead.bytes_read <= needed  # neighbouring tensors share pages
+        warming = weights.warm(plans[plan], memory_bytes=AMPLE)
+        assert warming.wait()
+        assert warming.fraction == 1.0
+        assert 0.99 * needed <= warming.bytes_read <= needed  # neighbouring tensors share pages
         for name in chosen[:5]:
             assert is_right(name, weights[name] if plan == "names" else weights.read(name, rows))
         rest = chosen[5:] if plan == "names" else dict.fromkeys(chosen[5:], rows)
@@ -335,10 +335,10 @@ def test_gaps_between_columns_are_part_of_the_limit(source, tmp_path):
 def test_a_tensor_outside_of_the_plan_leaves_the_lead_alone(source, tmp_path, direct):
     with slow_weights(source, tmp_path, direct_io=direct) as (slow, weights):
         names = list(weights)
-        lead = weights.warm(names[:24], memory_bytes=AMPLE)
+        warming = weights.warm(names[:24], memory_bytes=AMPLE)
         assert one_by_one(weights, names[40:])
-        assert lead.wait()
-        assert lead.fraction == 1.0
+        assert warming.wait()
+        assert warming.fraction == 1.0
         assert one_by_one(weights, names)
     # On the cached mount, no page that was read is dropped. On the other mount, eight tensors are used twice.
     twice = 8 * MIB if direct else 0
@@ -358,7 +358,7 @@ def test_a_stream_goes_the_way_of_the_lead(source, tmp_path):
     with slow_weights(source, tmp_path, threads=2) as (slow, weights):
         assert 'takes "pread"' in weights.explain()
         weights.warm(memory_bytes=AMPLE)
-        assert re.search(r'takes "ahead": .* where the lead of warm\(\) reads as well', weights.explain())
+        assert re.search(r'takes "ahead": .* where warm\(\) reads as well', weights.explain())
         assert not any(array.flags.writeable for _, array in weights.stream())
     # `explain` times a few requests.
     assert slow.counts["read_bytes"] <= 1.04 * WHOLE + 6 * MIB
@@ -366,8 +366,8 @@ def test_a_stream_goes_the_way_of_the_lead(source, tmp_path):
 
 def test_a_tensor_that_was_taken_is_read_through_its_file_the_next_time(source, tmp_path):
     with slow_weights(source, tmp_path, direct_io=True, ahead=False) as (slow, weights):
-        lead = weights.warm(["t03", "t04"])
-        assert lead.wait()
+        warming = weights.warm(["t03", "t04"])
+        assert warming.wait()
         for _ in range(3):
             assert is_right("t03", weights["t03"])
         assert is_right("t04", weights["t04"])
@@ -377,14 +377,14 @@ def test_a_tensor_that_was_taken_is_read_through_its_file_the_next_time(source, 
 def test_other_parts_than_those_of_the_plan_come_from_the_file(source, tmp_path):
     with slow_weights(source, tmp_path, direct_io=True, delay_ms=1) as (_, weights):
         rows = np.s_[:256]
-        lead = weights.warm({"t03": rows, "t04": None})
-        assert lead.wait()
+        warming = weights.warm({"t03": rows, "t04": None})
+        assert warming.wait()
         assert weights["t03"].shape == (1024, 1024)
         assert is_right("t03", weights["t03"])
         assert weights.read("t04", rows).shape == (256, 1024)
         assert is_right("t04", weights.read("t04", rows))
         assert dict(weights.stream({"t03": np.s_[256:]}))["t03"].shape == (768, 1024)
-        assert lead.wait()
+        assert warming.wait()
 
 
 def test_misaligned_tensors_come_from_memory(tmp_path):
@@ -409,9 +409,9 @@ def test_pages_of_a_local_file_are_there_for_others(source):
     with open_checkpoint(path) as weights, MappedFile(path) as file:
 
         def loads_its_tensors():
-            lead = weights.warm(list(weights)[:40])
-            assert lead.wait()
-            assert (lead.fraction, repr(lead)) == (
+            warming = weights.warm(list(weights)[:40])
+            assert warming.wait()
+            assert (warming.fraction, repr(warming)) == (
                 1.0,
                 f"<Warming {40 * MIB:,} of {40 * MIB:,} bytes, done>",
             )
@@ -430,10 +430,10 @@ def test_pages_of_a_local_file_are_there_for_others(source):
 def test_the_page_cache_is_filled_up_to_the_limit(source):
     evict(source)
     with open_checkpoint(source / "model.safetensors") as weights:
-        lead = weights.warm(memory_bytes=8 * MIB)
-        assert lead.wait()
-        assert 7 * MIB <= lead.bytes_read <= 8 * MIB
-        assert repr(lead).endswith(", full>")
+        warming = weights.warm(memory_bytes=8 * MIB)
+        assert warming.wait()
+        assert 7 * MIB <= warming.bytes_read <= 8 * MIB
+        assert repr(warming).endswith(", full>")
         in_order(weights)
 
 
@@ -442,7 +442,7 @@ def test_a_control_group_keeps_what_was_read(source):
     program, path = PROGRAMS / "weights_warm" / "limited.py", source / "model.safetensors"
     with memory_limit(80 * MIB) as start:
         read, resident, handle = output_of(program, path, wrapper=start).split(maxsplit=2)
-    # The lead takes half of the free memory within the limit.
+    # The warming takes half of the free memory within the limit.
     assert 8 * MIB <= int(read) <= 40 * MIB
     assert int(resident) >= 0.95 * int(read)
     assert handle.endswith(", full>")
@@ -454,13 +454,13 @@ def test_cancelling_stops_the_lead_and_keeps_what_was_read(source, tmp_path, mon
     monkeypatch.setenv("PAGESTREAM_THREADS", "8")
     with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
         slow.gate.hold(4 * MIB)
-        with weights.warm(memory_bytes=AMPLE) as lead:
+        with weights.warm(memory_bytes=AMPLE) as warming:
             assert is_right("t00", weights["t00"])
             slow.gate.wait_for(1)
         slow.gate.open()
-        assert lead.wait()
-        assert repr(lead).endswith(", cancelled>")
-        assert 0 < lead.fraction < 1
+        assert warming.wait()
+        assert repr(warming).endswith(", cancelled>")
+        assert 0 < warming.fraction < 1
         in_order(weights)
     assert WHOLE <= slow.counts["read_bytes"] <= 1.75 * WHOLE
 
@@ -470,22 +470,22 @@ def test_closing_ends_the_lead(source, tmp_path, monkeypatch, direct):
     monkeypatch.setenv("PAGESTREAM_THREADS", "8")
     with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
         slow.gate.hold(4 * MIB)
-        lead = weights.warm()
+        warming = weights.warm()
         slow.gate.wait_for(1)
         weights.close()
         slow.gate.open()
-        assert lead.wait()
-        assert repr(lead).endswith(", cancelled>")
+        assert warming.wait()
+        assert repr(warming).endswith(", cancelled>")
         assert threads_end("pagestream-read")
         assert threads_end("pagestream-warm")
     assert slow.counts["read_bytes"] < WHOLE
 
 
 def test_a_handle_keeps_its_checkpoint_open(source):
-    lead = open_checkpoint(source / "model.safetensors").warm()
-    assert isinstance(lead, Warming)
-    assert lead.wait()
-    assert lead.fraction == 1.0
+    warming = open_checkpoint(source / "model.safetensors").warm()
+    assert isinstance(warming, Warming)
+    assert warming.wait()
+    assert warming.fraction == 1.0
 
 
 @both_mounts
@@ -508,15 +508,15 @@ def test_a_second_lead_takes_the_place_of_the_first(source, tmp_path, monkeypatc
 def test_a_failure_is_raised_by_each_wait_and_by_the_tensor(source, tmp_path, direct):
     failing = (20 * MIB + 8192, 20 * MIB + 12288)
     with slow_weights(source, tmp_path, direct_io=direct, fail_range=failing) as (slow, weights):
-        lead = weights.warm(memory_bytes=AMPLE)
+        warming = weights.warm(memory_bytes=AMPLE)
         for _ in range(2):
             with pytest.raises(MappedReadError) as caught:
-                lead.wait()
+                warming.wait()
             assert caught.value.errno == errno.EIO
             assert caught.value.filename == str(slow.path / "model.safetensors")
             assert 19 * MIB <= caught.value.offset <= 21 * MIB
-        assert repr(lead).endswith(", failed>")
-        assert lead.fraction < 1
+        assert repr(warming).endswith(", failed>")
+        assert warming.fraction < 1
         assert one_by_one(weights, [f"t{number:02}" for number in range(19)])
         with pytest.raises(MappedReadError):
             weights.read("t20")
@@ -527,12 +527,12 @@ def test_a_failure_is_raised_by_each_wait_and_by_the_tensor(source, tmp_path, di
 def test_a_failure_that_a_consumer_meets_is_raised_by_wait(source, tmp_path):
     failing = (20 * MIB + 8192, 20 * MIB + 12288)
     with slow_weights(source, tmp_path, direct_io=True, fail_range=failing, threads=4) as (_, weights):
-        lead = weights.warm(memory_bytes=AMPLE)
+        warming = weights.warm(memory_bytes=AMPLE)
         with pytest.raises(MappedReadError):
             weights.read("t20")
         for _ in range(2):
             with pytest.raises(MappedReadError):
-                lead.wait()
+                warming.wait()
 
 
 def test_a_file_that_was_cut_is_named_with_its_offset(tmp_path):
@@ -561,12 +561,12 @@ def test_a_file_that_was_rewritten_is_an_error(tmp_path, mode):
 def test_a_stream_reads_what_a_cancelled_lead_did_not(source, tmp_path):
     with slow_weights(source, tmp_path, direct_io=True, delay_ms=0) as (slow, weights):
         slow.gate.hold(64 << 10)
-        lead = weights.warm(memory_bytes=LITTLE)
-        # The first tensor takes no request: it arrives while the lead has only begun to read.
+        warming = weights.warm(memory_bytes=LITTLE)
+        # The first tensor takes no request: it arrives while the warming has only begun to read.
         plan = {"t47": np.s_[:0], **dict.fromkeys(list(weights)[:40])}
         stream = weights.stream(plan, order="plan", strategy="pread")
         assert next(stream)[1].size == 0
-        lead.cancel()
+        warming.cancel()
         slow.gate.open()
         assert sum(is_right(name, array) for name, array in stream) == 40
 
@@ -628,21 +628,21 @@ def has_left(process):
 def test_waiting_ends_with_its_timeout(source, tmp_path):
     with slow_weights(source, tmp_path, direct_io=True, delay_ms=0) as (slow, weights):
         slow.gate.hold(4 * MIB)
-        lead = weights.warm()
-        assert lead.wait(0) is False
-        assert lead.wait(0.01) is False
-        assert repr(lead).endswith(", reading>")
+        warming = weights.warm()
+        assert warming.wait(0) is False
+        assert warming.wait(0.01) is False
+        assert repr(warming).endswith(", reading>")
         slow.gate.open()
         with pytest.raises(ValueError, match="timeout must be seconds, at least 0, or None"):
-            lead.wait(-1)
+            warming.wait(-1)
 
 
 def test_an_empty_plan_is_done(source):
     with open_checkpoint(source / "model.safetensors") as weights:
-        lead = weights.warm([])
-        assert lead.wait()
-        assert (lead.fraction, lead.bytes_read) == (1.0, 0)
-        assert repr(lead) == "<Warming 0 of 0 bytes, done>"
+        warming = weights.warm([])
+        assert warming.wait()
+        assert (warming.fraction, warming.bytes_read) == (1.0, 0)
+        assert repr(warming) == "<Warming 0 of 0 bytes, done>"
 
 
 def test_bad_plans_are_refused_before_anything_is_read(source, tmp_path):

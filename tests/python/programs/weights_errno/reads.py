@@ -16,8 +16,8 @@ path, way = sys.argv[1:]
 
 
 def by_warm():
-    with open_checkpoint(path, mmap_mode="read") as weights, weights.warm() as lead:
-        lead.wait()
+    with open_checkpoint(path, mmap_mode="read") as weights, weights.warm() as warming:
+        warming.wait()
         yield from weights.items()
 
 

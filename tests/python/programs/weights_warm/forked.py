@@ -9,7 +9,7 @@ import sys
 from pagestream import open_checkpoint
 
 weights = open_checkpoint(sys.argv[1])
-lead = weights.warm(memory_bytes=8 << 20)
+warming = weights.warm(memory_bytes=8 << 20)
 names = list(weights)
 weights[names[0]].sum()
 
@@ -21,15 +21,15 @@ def right():
 child = os.fork()
 if child == 0:
     try:
-        lead.wait()
+        warming.wait()
     except ValueError as error:
         print("told" if "forked" in str(error) else error)
     print(right(), len(dict(weights.stream())))
-    lead.cancel()
-    del lead
+    warming.cancel()
+    del warming
     weights.close()
     sys.stdout.flush()
     os._exit(0)
 _, status = os.waitpid(child, 0)
 assert status == 0, status
-print(right(), lead.wait())
+print(right(), warming.wait())

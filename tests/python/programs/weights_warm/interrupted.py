@@ -1,4 +1,4 @@
-"""Interrupts the wait for a lead whose first reads hang."""
+"""Interrupts the wait for a warming whose first reads hang."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import threading
 from pagestream import open_checkpoint
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-lead = open_checkpoint(sys.argv[1]).warm()
+warming = open_checkpoint(sys.argv[1]).warm()
 
 
 def interrupt():
@@ -19,7 +19,7 @@ def interrupt():
 
 try:
     threading.Thread(target=interrupt).start()
-    lead.wait()
+    warming.wait()
 except KeyboardInterrupt:
-    print(f"heard, {lead.bytes_read} bytes read", flush=True)
+    print(f"heard, {warming.bytes_read} bytes read", flush=True)
 os._exit(0)  # does not wait for the hanging reads

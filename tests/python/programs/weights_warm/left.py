@@ -1,9 +1,9 @@
-"""Exits during a lead."""
+"""Exits during a warming."""
 
 import sys
 
 from pagestream import open_checkpoint
 
 weights = open_checkpoint(sys.argv[1])
-lead = weights.warm()
-print(lead.fraction < 1)
+warming = weights.warm()
+print(warming.fraction < 1)

@@ -5,6 +5,6 @@ import sys
 from pagestream import MappedFile, open_checkpoint
 
 with open_checkpoint(sys.argv[1]) as weights, MappedFile(sys.argv[1]) as file:
-    lead = weights.warm()
-    assert lead.wait()
-    print(lead.bytes_read, int(file.residency().fraction * file.size), lead)
+    warming = weights.warm()
+    assert warming.wait()
+    print(warming.bytes_read, int(file.residency().fraction * file.size), warming)

@@ -15,8 +15,8 @@ def anonymous_kib():
 weights = open_checkpoint(sys.argv[1])
 names = list(weights)
 before = most = anonymous_kib()
-lead = weights.warm(memory_bytes=int(sys.argv[2]))
-while not lead.wait(0):
+warming = weights.warm(memory_bytes=int(sys.argv[2]))
+while not warming.wait(0):
     most = max(most, anonymous_kib() - before)
     time.sleep(0.001)
 most = anonymous_kib() - before
