@@ -13,7 +13,7 @@ import safetensors.torch
 
 import pagestream.safetensors
 import pagestream.safetensors.torch
-from pagestream.safetensors import install, uninstall
+from pagestream.safetensors import _install, install, uninstall
 
 from support.process import PROGRAMS, output_of
 
@@ -141,6 +141,22 @@ def pagestream_array():
 def test_eight_threads_import_while_it_comes_and_goes():
     code = PROGRAMS / "safetensors_install/eight_threads_import.py"
     assert output_of(code) == "[]"
+
+
+def test_modules_may_be_imported_in_the_middle_of_install(monkeypatch):
+    """Another thread's import adds to `sys.modules` while install and uninstall loop over it."""
+    is_upstreams, added = _install._is_upstreams, []
+
+    def import_another(name):
+        added.append(f"imported_meanwhile_{len(added)}")
+        monkeypatch.setitem(sys.modules, added[-1], types.ModuleType(added[-1]))
+        return is_upstreams(name)
+
+    monkeypatch.setattr(_install, "_is_upstreams", import_another)
+    with install():
+        assert added
+        before = len(added)
+    assert len(added) > before
 
 
 def test_the_last_install_decides_the_strictness_of_calls_without_it(tmp_path):

@@ -196,10 +196,13 @@ def _counterpart(name: str) -> ModuleType:
     return import_module(_our_name(name))
 
 
+# Other threads import modules meanwhile, so loops run over copies of `sys.modules` and of modules' names.
+
+
 def _put_in_place() -> None:
     with suppress(ImportError):  # Reading does not need upstream's code.
         _upstream.module()
-    found = {name: module for name, module in sys.modules.items() if _is_upstreams(name)}
+    found = {name: module for name, module in sys.modules.copy().items() if _is_upstreams(name)}
     # Do this before upstream's names lead to this package, because its modules import upstream's.
     ours = {name: _counterpart(name) for name in found if find_spec(_our_name(name)) is not None}
     replacements = _replacements(found, ours)
@@ -216,7 +219,7 @@ def _put_in_place() -> None:
 def _put_back() -> None:
     sys.modules.update(_upstream.taken)
     sys.meta_path.remove(_finder)
-    for name in [name for name in sys.modules if _is_upstreams(name) and name not in _upstream.taken]:
+    for name in [name for name in sys.modules.copy() if _is_upstreams(name) and name not in _upstream.taken]:
         del sys.modules[name]
     _upstream.taken.clear()
     _upstream.replaced = False
@@ -239,7 +242,7 @@ def _replacements(found: dict[str, ModuleType], ours: dict[str, ModuleType]) -> 
     for name, module in ours.items():
         theirs = found[name]
         replacements[id(theirs)] = (theirs, module)
-        for attribute, value in vars(theirs).items():
+        for attribute, value in vars(theirs).copy().items():
             if (
                 not isinstance(value, (type, FunctionType, BuiltinFunctionType))
                 or attribute == "SafetensorError"
@@ -252,11 +255,11 @@ def _replacements(found: dict[str, ModuleType], ours: dict[str, ModuleType]) -> 
 
 
 def _rebind(replacements: dict[int, tuple[Any, Any]]) -> None:
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.split(".")[0] == "pagestream" or _is_upstreams(name) or not isinstance(module, ModuleType):
             continue
         namespace = vars(module)
-        for attribute, value in list(namespace.items()):
+        for attribute, value in namespace.copy().items():
             theirs, replacement = replacements.get(id(value), (None, None))
             if theirs is not None and theirs is value and replacement is not theirs:
                 namespace[attribute] = replacement

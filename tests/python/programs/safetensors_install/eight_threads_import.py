@@ -21,10 +21,12 @@ def work():
 threads = [threading.Thread(target=work) for _ in range(8)]
 for thread in threads:
     thread.start()
-for _ in range(50):
-    with ours.install():
-        pass
-stop.set()
+try:
+    for _ in range(50):
+        with ours.install():
+            pass
+finally:
+    stop.set()
 for thread in threads:
     thread.join()
 print(errors)
