@@ -14,6 +14,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 CODE = ("start", "tokens", "weights", "slow-mounts")
+# A line that includes a file, as a whole or from one of its lines on.
+INCLUDE = re.compile(r'^( *)--8<-- "([^":]+)(?::(\d+):)?"$', re.MULTILINE)
 RULES = """\
 # For coding agents
 
@@ -75,9 +77,16 @@ def index() -> str:
     )
 
 
+def included(include: re.Match[str]) -> str:
+    """Returns the lines that an include stands for, indented as it is."""
+    indent, name, first = include.groups()
+    lines = (DOCS.parent / name).read_text().splitlines()[int(first or 1) - 1 :]
+    return "\n".join(f"{indent}{line}" if line else "" for line in lines)
+
+
 def full() -> str:
-    """Returns the text of all pages."""
-    return "\n".join(text(page) for page in pages())
+    """Returns the text of all pages, with the files that they include."""
+    return "\n".join(INCLUDE.sub(included, text(page)) for page in pages())
 
 
 def made() -> dict[str, str]:

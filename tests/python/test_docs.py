@@ -254,10 +254,25 @@ def test_the_texts_for_agents_are_those_of_the_guides(monkeypatch):
     assert len(blocks) >= 20
     assert re.findall(r"^```python\n(.*?)^```", made["agents.md"], re.DOTALL | re.MULTILINE) == blocks
     assert sorted(f"docs/{page}" for page in llms.pages()) == sorted(set(PAGES) - {"README.md"})
+    lines = set(made["llms-full.txt"].splitlines())
     for page in PAGES[1:]:
-        assert (ROOT / page).read_text() in made["llms-full.txt"]
+        assert {line for line in (ROOT / page).read_text().splitlines() if "--8<--" not in line} <= lines
     links = re.findall(r"\]\((.*?)\)", made["llms.txt"])
     assert len(links) == len(PAGES)  # README and the first page are missing, and two texts are added
+
+
+def test_the_text_for_agents_has_the_files_that_pages_include(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import llms
+
+    full = llms.made()["llms-full.txt"]
+    assert "--8<--" not in full
+    assert (ROOT / "examples/recipes/jax_loop.py").read_text() in full
+    name, first = re.search(
+        r'^    --8<-- "(.*\.md):(\d+):"$', llms.text("benchmarks.md"), re.MULTILINE
+    ).groups()
+    _, *rest = (ROOT / name).read_text().splitlines()[int(first) - 2 :]
+    assert "\n" + "".join(f"    {line}".rstrip() + "\n" for line in rest) in full
 
 
 def test_the_summary_shows_what_the_records_have(monkeypatch):
