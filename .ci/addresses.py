@@ -4,7 +4,7 @@ The one place of the address is `Repository` in `[project.urls]` of pyproject.to
 it or of README.md: python .ci/addresses.py.
 
 PyPI resolves no relative links. With an address they become absolute. Without one, links become their text,
-and pictures are left out.
+and pictures are left out with their captions.
 """
 
 import re
@@ -13,6 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PICTURE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)]+)\)\n*")
+# The paragraph after a picture is its caption.
+CAPTION = r"(?:(?!#).+\n)+\n"
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)")
 # Other files with the address: the text of its line, and the line before it.
 LINES = {
@@ -24,7 +26,7 @@ LINES = {
 def page(readme, address):
     """Returns README.md as PyPI shows it."""
     if address is None:
-        return LINK.sub(r"\1", PICTURE.sub("", readme))
+        return LINK.sub(r"\1", re.sub(PICTURE.pattern + CAPTION, "", readme))
     readme = PICTURE.sub(rf"![\1]({address}/raw/main/\2)\n\n", readme)
     return LINK.sub(rf"[\1]({address}/blob/main/\2)", readme)
 

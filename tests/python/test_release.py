@@ -60,6 +60,10 @@ def test_the_page_of_pypi_has_no_relative_link(addresses, address):
     assert all(link.startswith("https://") for link in links)
     assert ("https://example.org/pagestream/blob/main/docs/start.md" in links) == (address is not None)
     assert ("![" in readme) == (address is not None)
+    # The caption belongs to the picture.
+    assert ("\nMedians on a machine with " in readme) == (address is not None)
+    assert "no worker processes. A saved loader" in readme
+    assert "\n\n## One way to open a file\n" in readme
 
 
 def test_an_address_is_added_replaced_and_removed_in_one_line(addresses):
