@@ -209,6 +209,11 @@ def test_each_page_is_in_the_navigation():
     )
 
 
+def test_the_readme_links_to_each_page():
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", (ROOT / "README.md").read_text()))
+    assert sorted(linked | {"docs/index.md"}) == sorted(set(PAGES) - {"README.md"})
+
+
 def test_the_readme_names_targets_that_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text()))

@@ -70,6 +70,16 @@ def open_a_checkpoint_without_its_files():
     open_checkpoint(".")
 
 
+def open_a_url():
+    open_tokens("s3://bucket/train.bin")
+
+
+def open_a_repository_that_was_not_downloaded():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_CACHE", str(Path("cache").absolute()))
+        open_checkpoint("openai-community/gpt2")
+
+
 def open_a_document_file_without_its_index():
     np.arange(100, dtype="u2").tofile("c4_text_document.bin")
     open_tokens("c4_text_document.bin")
@@ -85,6 +95,8 @@ CAUSES = {
     "The state does not belong to this loader": resume_with_another_seed,
     "A checkpoint with a short file": open_a_short_file,
     "A checkpoint with missing files": open_a_checkpoint_without_its_files,
+    "A URL in place of a path": open_a_url,
+    "A Hugging Face id without a snapshot": open_a_repository_that_was_not_downloaded,
     "A Megatron file without its index": open_a_document_file_without_its_index,
 }
 # These need their own process or mount.
