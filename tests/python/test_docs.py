@@ -1,5 +1,6 @@
 """The examples in docstrings, README and documents run, and figures show the recorded numbers."""
 
+import codeop
 import contextlib
 import doctest
 import importlib
@@ -164,6 +165,32 @@ def test_the_page_can_be_pasted_block_by_block_into_an_empty_folder(document, tm
 def test_the_documents_with_code_are_found():
     assert {"README.md", "docs/start.md", "docs/tokens.md", "docs/weights.md"} < set(DOCUMENTS)
     assert sum("init_process_group" in block for block in code_blocks("docs/scale.md")) == 2
+
+
+def refused(block):
+    """Returns the lines at which the REPL raises a SyntaxError. It ends an indented block at a blank line."""
+    entered, found = [], []
+    for line in [*block.splitlines(), ""]:
+        entered.append(line)
+        try:
+            is_complete = codeop.compile_command("\n".join(entered), symbol="single") is not None
+        except SyntaxError:
+            is_complete = True
+            found.append(line)
+        if is_complete:
+            entered.clear()
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_page_can_be_pasted_into_the_repl(document):
+    assert [line for block in code_blocks(document) for line in refused(block)] == []
+
+
+def test_the_check_for_the_repl_finds_missing_and_superfluous_blank_lines():
+    assert refused("for x in y:\n    f(\n        x\n    )\nz = 1\n") == ["z = 1"]
+    assert refused("with a:\n    b\n\n    c\n") == ["    c"]
+    assert refused("try:\n    a\nexcept E:\n    b\nelse:\n    c\n\nd = [\n    2,\n]\ne\n") == []
 
 
 @pytest.mark.parametrize("document", PAGES)
