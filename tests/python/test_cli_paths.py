@@ -101,6 +101,14 @@ class TestIds:
         assert "hf download" not in found.stderr
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_missing_path_is_first_called_missing(command, tmp_path):
+    path = tmp_path / "models/llama"
+    found = pagestream_command(command, path)
+    assert found.exit_code == WRONG_USE
+    assert found.stderr.lower().startswith(f"pagestream: {path}: no such file or ".lower())
+
+
 def test_ctrl_c_at_the_beginning_leaves_no_traceback(tmp_path):
     save_file(TENSORS, tmp_path / "model.safetensors")
     found = run_python(PROGRAMS / "cli/interrupted_early.py", tmp_path)

@@ -219,9 +219,20 @@ def test_the_name_of_a_megatron_pair_needs_an_index(tmp_path):
 
 def test_a_stem_without_a_pair_names_both_files(tmp_path):
     stem = tmp_path / "my-gpt2_text_document"
-    with pytest.raises(FileNotFoundError, match=rf"no Megatron pair {stem}\.idx and {stem}\.bin") as caught:
+    with pytest.raises(FileNotFoundError) as caught:
         open_tokens(stem)
-    assert caught.value.filename == str(stem)
+    told = f"no such file or folder. There is no Megatron pair {stem}.idx and {stem}.bin either"
+    assert (caught.value.strerror, caught.value.filename) == (told, str(stem))
+    # Half of a pair is an error of its own.
+    TOKENS.tofile(f"{stem}.bin")
+    with pytest.raises(OSError, match="cannot open"):
+        open_tokens(stem)
+
+
+def test_a_path_through_a_file_is_not_called_missing(tmp_path):
+    TOKENS.tofile(tmp_path / "train.bin")
+    with pytest.raises(NotADirectoryError):
+        open_tokens(tmp_path / "train.bin/stem")
 
 
 def test_a_loader_does_not_train_on_a_git_lfs_pointer(tmp_path):

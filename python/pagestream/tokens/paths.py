@@ -42,7 +42,8 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
     Raises:
         TypeError: `path` is neither a path nor a sequence.
         ValueError: A list contains both files of a Megatron pair.
-        FileNotFoundError: A pattern matches nothing, or a directory has no token files.
+        FileNotFoundError: A pattern matches nothing, a directory has no token files, or there is neither a
+            file nor a Megatron pair of a name without a suffix.
         OSError: The directory cannot be listed.
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
@@ -61,7 +62,26 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
         return _in_directory(plain)
     if not os.path.lexists(plain) and glob.has_magic(plain):
         return _matching(plain)
+    _refuse_missing_stem(plain)
     return [plain]
+
+
+def _refuse_missing_stem(path: str) -> None:
+    """Rejects a name without a suffix that is neither a file nor the stem of a Megatron pair."""
+    if os.path.splitext(path)[1] or any(_may_exist(f"{path}{suffix}") for suffix in ("", ".idx", ".bin")):
+        return
+    message = f"no such file or folder. There is no Megatron pair {path}.idx and {path}.bin either"
+    raise FileNotFoundError(errno.ENOENT, message, path)
+
+
+def _may_exist(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        pass  # the path is opened later, and the error of opening it says why not
+    return True
 
 
 def _in_directory(folder: str) -> list[str]:
