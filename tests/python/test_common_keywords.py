@@ -39,6 +39,16 @@ def told(call, *arguments, **options):
         ("shuffle", 'use order, for example order="shuffled" (the default) or order="sequential"'),
         ("infinite", "use epochs=None for a stream without end"),
         ("T", "use sequence_length"),
+        ("bsz", "use batch_size"),
+        ("batchsize", "use batch_size"),
+        (
+            "streaming",
+            "leave it out: pagestream never loads whole files, and reads windows as they are needed",
+        ),
+        (
+            "local_rank",
+            "rank is the global rank, for example torch.distributed.get_rank(); use rank for that",
+        ),
         ("consumed_samples", "call load_state_dict with the state of the loader that saved it"),
         ("num_workers", "no workers are needed, because native threads read ahead; leave it out"),
         ("generator", "use seed, an integer"),
@@ -125,6 +135,23 @@ def test_the_loader_of_torch_has_the_same_advice_and_a_device():
         "TokenLoader() got an unexpected keyword argument 'block_size': use sequence_length; "
         "and 'n_ctx': use sequence_length"
     )
+
+
+def test_positional_arguments_get_their_keywords(token_file):
+    assert told(TokenLoader, token_file, 1024, 8, seed=1) == (
+        "TokenLoader() takes 1 positional argument (tokens), not 3; pass the others by keyword, for example "
+        "TokenLoader(tokens, sequence_length=..., batch_size=...)"
+    )
+    assert told(open_tokens, token_file, "u2").endswith("for example open_tokens(path, dtype=...)")
+    assert told(TokenLoader, token_file, 8, block_size=4).endswith("'block_size': use sequence_length")
+
+
+@pytest.mark.frameworks
+def test_positional_arguments_of_torch_get_their_keywords(token_file):
+    message = told(pagestream.torch.TokenLoader, token_file, 1024, 8, device="cpu")
+    assert message.endswith("for example TokenLoader(tokens, sequence_length=..., batch_size=...)")
+    message = told(pagestream.torch.TokenDataset, token_file, 1024, 8)
+    assert "takes 2 positional arguments (tokens, sequence_length), not 3;" in message
 
 
 def test_other_type_errors_pass_unchanged(token_file):

@@ -3,6 +3,7 @@
 import errno
 import os
 import pty
+import re
 import resource
 import socket
 import sys
@@ -212,9 +213,28 @@ def test_a_range_outside_the_file_is_a_value_error_that_names_the_size(token_fil
 @pytest.mark.parametrize("number", [-1, 2**64, 2**80])
 def test_invalid_offsets_are_refused(token_file, number):
     f = MappedFile(token_file)
-    for use in (f.read, f.view, f.residency, lambda offset: f.read_into(bytearray(1), offset)):
-        with pytest.raises(OverflowError):
+    told = f"^{re.escape(f.path)}: .*offset {number} do(es)? not lie inside the file, which has 8192 bytes$"
+    for use in (
+        f.read,
+        f.view,
+        f.residency,
+        f.warm,
+        lambda offset: f.advise("normal", offset),
+        lambda offset: f.read_into(bytearray(1), offset),
+        lambda offset: f.read(offset, 1),
+    ):
+        with pytest.raises(ValueError, match=told):
             use(number)
+    with pytest.raises(ValueError, match=rf"{number} bytes at offset 1 do not lie inside"):
+        f.read(1, number)
+
+
+def test_an_overflow_of_a_progress_callback_passes_unchanged(token_file):
+    def overflows(_done, _total):
+        raise OverflowError
+
+    with pytest.raises(OverflowError):
+        MappedFile(token_file).warm(progress=overflows)
 
 
 def test_views_of_no_bytes(token_file):

@@ -87,6 +87,40 @@ def test_unordered_collections_of_paths_are_refused(tmp_path, wrong):
         open_tokens(names)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ([1, 2, 3], r"^the list of token files has 1, which is not a path; .*write_tokens\("),
+        ([np.zeros(3)], r"write_tokens\("),
+        ([("a.bin", 0.7)], r"has \('a.bin', 0.7\), which is not a path; .*Mixture\("),
+        (range(10), r"by range\(0, 10\); write tokens in memory with write_tokens\("),
+        ({"a.bin"}, r"by \{'a.bin'\}; use sorted\(\)"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_path_gets_the_function_to_use(wrong, told):
+    with pytest.raises(TypeError, match=told):
+        open_tokens(wrong)
+
+
+def test_a_corpus_in_a_list_gets_mixture(tmp_path):
+    put(tmp_path, "a.bin")
+    with pytest.raises(TypeError, match=r"which is not a path; .*Mixture\("):
+        open_tokens([open_tokens(tmp_path / "a.bin")])
+
+
+def test_a_long_argument_is_shortened_in_the_error():
+    class Tensor:
+        shape = (100_000,)
+
+        def __repr__(self):
+            return f"tensor({[*range(1000)]})"
+
+    with pytest.raises(TypeError, match=r"write_tokens\(") as caught:
+        open_tokens(Tensor())
+    assert len(str(caught.value)) < 250
+
+
 def test_a_list_keeps_its_order_and_has_files_alone(tmp_path):
     put(tmp_path, "b.bin", "a.bin")
     assert names(open_tokens([tmp_path / "b.bin", tmp_path / "a.bin"])) == ["b.bin", "a.bin"]

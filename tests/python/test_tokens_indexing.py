@@ -50,8 +50,10 @@ def test_a_part_picks_its_own_tokens(tmp_path):
         ([0.5], TypeError, "by integers, not by an array of float64"),
         (np.arange(10) < 3, TypeError, r"an array of bool; in place of a mask pass np\.flatnonzero\(mask\)"),
         (["1"], TypeError, "by integers"),
-        ((0, 1), TypeError, "tuple"),
-        ("1", TypeError, "str"),
+        ((0, 1), TypeError, r"by integers, not by \(0, 1\)$"),
+        ("1", TypeError, "^tokens are picked by integers, not by '1'$"),
+        (1.0, TypeError, "by integers, not by 1.0"),
+        (None, TypeError, "by integers, not by None"),
     ],
     ids=str,
 )

@@ -58,9 +58,38 @@ def test_a_name_that_is_not_there_is_a_key_error(path, access, name):
     with pytest.raises(KeyError) as caught:
         getattr(open_checkpoint(path), access)(name)
     assert caught.value.args == (name,)
-    assert caught.value.__notes__ == [
-        f"none of the {len(WEIGHTS)} tensors in {path} has this name; keys() lists them"
+    first, *closest = caught.value.__notes__
+    assert first == f"none of the {len(WEIGHTS)} tensors in {path} has this name; keys() lists them"
+    assert all(each.startswith("the closest names are ") for each in closest)
+
+
+@pytest.mark.parametrize("access", ["__getitem__", "read", "info", "stream"])
+def test_a_name_with_a_typing_error_gets_the_closest_names(tmp_path, access):
+    names = [
+        "lm_head.weight",
+        *(f"layers.{each}.{part}.weight" for each in range(300) for part in ("up", "down")),
     ]
+    safetensors.numpy.save_file({name: np.zeros(1) for name in names}, tmp_path / "w.safetensors")
+    with open_checkpoint(tmp_path / "w.safetensors") as weights:
+        for wrong, right in (
+            ("lm_haed.weight", "lm_head.weight"),
+            ("layers.217.up.wieght", "layers.217.up.weight"),
+            ("layers.300.up.weight", "layers.0.up.weight"),
+        ):
+            with pytest.raises(KeyError) as caught:
+                getattr(weights, access)([wrong] if access == "stream" else wrong)
+            assert caught.value.__notes__[-1].startswith(f"the closest names are {right!r}")
+        with pytest.raises(KeyError) as caught:
+            weights["?"]
+        assert len(caught.value.__notes__) == 1
+
+
+def test_getting_a_missing_name_does_not_search_for_others(path, monkeypatch):
+    monkeypatch.setattr("pagestream.weights.names.closest", None)
+    weights = open_checkpoint(path)
+    assert weights.get("matri") is None
+    assert weights.get("matri", 3) == 3
+    assert weights.get("matrix") is not None
 
 
 @every_mode

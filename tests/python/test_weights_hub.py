@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pagestream import open_checkpoint
-from pagestream.safetensors.numpy import save_file
+from pagestream.safetensors import safe_open
+from pagestream.safetensors.numpy import load_file, save_file
 from pagestream.torch import load_into, load_state_dict, stream_checkpoint
 
 from support.hub import downloaded, empty_cache
@@ -87,6 +88,21 @@ def test_a_missing_repository_says_how_to_download_it(cache, name):
     assert told() == f"no such file or folder, and {snapshot} has no safetensors files; {command}"
     os.rename(snapshot, f"{snapshot}-gone")
     assert told() == nowhere
+
+
+@pytest.mark.parametrize("name", ["gpt2", "org/model"])
+@pytest.mark.usefixtures("cache")
+def test_a_repository_in_place_of_a_file_says_how_to_download_and_open_it(name):
+    for function in (lambda path: safe_open(path, "np"), load_file):
+        with pytest.raises(FileNotFoundError) as caught:
+            function(name)
+        assert caught.value.strerror.endswith(
+            f"or download a Hugging Face repository with `hf download {name}`, and open it with "
+            f'open_checkpoint("{name}")'
+        )
+        with pytest.raises(FileNotFoundError) as caught:
+            function(f"{name}.safetensors")
+        assert "hf download" not in caught.value.strerror
 
 
 def test_other_paths_are_not_ids(cache):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ def at_least(least: int, name: str, value: object) -> int:
 
 def element(index: SupportsIndex, length: int, what: str) -> int:
     """Returns the index of an element of a sequence. A negative index counts from the end."""
+    if not hasattr(index, "__index__"):
+        message = f"{what}s are picked by integers, not by {reprlib.repr(index)}"
+        raise TypeError(message)
     try:
         return range(length)[index]
     except IndexError:

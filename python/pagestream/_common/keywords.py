@@ -1,11 +1,13 @@
 """Advice about keyword arguments that other libraries have and pagestream lacks: a table, and `advises`.
 
-A function with advice keeps its signature. A successful call does not use the table.
+A function with advice keeps its signature. A successful call does not use the table. A call with too many
+positional arguments is told the keywords.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -48,6 +50,7 @@ _MODE = _each("mmap use_mmap mode backend mmap_bin_files no_mmap_bin_files", "us
 # Keywords of loaders that read from object stores.
 _MOUNTED = {
     **_each("remote urls url", "pass a path on a mounted file system"),
+    "streaming": "leave it out: pagestream never loads whole files, and reads windows as they are needed",
     **_each(
         "cache_dir cache_limit max_cache_size download_retry download_timeout keep_zip validate_hash "
         "storage_options max_pre_download",
@@ -107,7 +110,8 @@ ADVICE: dict[str, dict[str, str]] = {
     "TokenLoader": {
         **_LENGTH,
         **_each(
-            "B bs micro_batch_size local_batch_size device_batch_size train_batch_size per_device_batch_size "
+            "B bs bsz batchsize "
+            "micro_batch_size local_batch_size device_batch_size train_batch_size per_device_batch_size "
             "per_device_train_batch_size per_device_eval_batch_size",
             "use batch_size",
         ),
@@ -159,10 +163,11 @@ ADVICE: dict[str, dict[str, str]] = {
             "call load_state_dict with the state of the loader that saved it",
         ),
         **_each(
-            "local_rank global_rank shard_id shard_index process_index process_rank process_id dp_rank "
+            "global_rank shard_id shard_index process_index process_rank process_id dp_rank "
             "data_parallel_rank",
             "use rank",
         ),
+        "local_rank": "rank is the global rank, for example torch.distributed.get_rank(); use rank for that",
         **_each(
             "num_replicas num_shards shard_count process_count num_processes num_ranks dp_world_size dp_size "
             "data_parallel_size",
@@ -197,6 +202,7 @@ ADVICE: dict[str, dict[str, str]] = {
     "torch.TokenDataset": {
         **_LENGTH,
         **_each("batch_size drop_last pin_memory prefetch_factor collate_fn", "pass it to the DataLoader"),
+        **_each("bsz batchsize", "pass batch_size to the DataLoader"),
         **_each(_WORKERS, "pass it to the DataLoader"),
         **_each(
             "shuffle seed generator order rank world_size",
@@ -219,7 +225,7 @@ ADVICE: dict[str, dict[str, str]] = {
         **_each(f"paths {_DATA.removeprefix('path ')}", "use path"),
         **_each("token_dtype type data_type", "use dtype"),
         **dict.fromkeys(["sequence_length", *_LENGTH], "use sequence_length of pagestream.TokenLoader"),
-        **_each("batch_size", "use batch_size of pagestream.TokenLoader"),
+        **_each("batch_size bsz batchsize", "use batch_size of pagestream.TokenLoader"),
         **_MOUNTED,
         **_MODE,
         **_each("offset header_bytes skip", "leave it out: open_tokens finds headers; TokenCorpus.part cuts"),
@@ -337,13 +343,16 @@ ADVICE: dict[str, dict[str, str]] = {
 def advises(name: str) -> Callable[[Function], Function]:
     """Returns a decorator for a function or an ``__init__`` that has a row in `ADVICE`.
 
-    No word in the row is a parameter of the function. A call with such a word is always a TypeError, and the
-    decorator adds the advice to its message. Any other TypeError passes unchanged.
+    A call with such a word is always a TypeError, and the decorator adds the advice to its message. So is a
+    call with too many positional arguments, and the decorator names keywords for them. Any other TypeError
+    passes unchanged. Parameters of the function have no advice.
     """
-    advice = ADVICE[name]
 
     def decorate(function: Function) -> Function:
         title = function.__qualname__.removesuffix(".__init__")
+        code = function.__code__
+        own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        advice = {word: text for word, text in ADVICE[name].items() if word not in own}
 
         @wraps(function)
         def call(*values: Any, **arguments: Any) -> Any:  # noqa: ANN401 - any signature
@@ -351,11 +360,32 @@ def advises(name: str) -> Callable[[Function], Function]:
                 return function(*values, **arguments)
             except TypeError:
                 told = [f"{word!r}: {advice[word]}" for word in arguments if word in advice]
-                if not told:
+                if told:
+                    message = f"{title}() got an unexpected keyword argument {'; and '.join(told)}"
+                elif len(values) > code.co_argcount:
+                    message = _surplus(title, inspect.signature(call), len(values), arguments)
+                else:
                     raise
-                message = f"{title}() got an unexpected keyword argument {'; and '.join(told)}"
                 raise TypeError(message) from None
 
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def _surplus(title: str, signature: inspect.Signature, given: int, arguments: Collection[str]) -> str:
+    """Returns the message for a call with too many positional arguments, which names keywords for them."""
+    parameters = signature.parameters.values()
+    positional = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    keywords = [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.name not in arguments]
+    # Required arguments come first.
+    keywords.sort(key=lambda each: each.default is not each.empty)
+    named = [f"{each.name}=..." for each in keywords[: given - len(positional)]]
+    # `self` does not count.
+    places = [name for name in positional if name != "self"]
+    hidden = len(positional) - len(places)
+    plural = "positional argument" if len(places) == 1 else "positional arguments"
+    return (
+        f"{title}() takes {len(places)} {plural} ({', '.join(places)}), not {given - hidden}; pass "
+        f"the others by keyword, for example {title}({', '.join([*places, *named])})"
+    )

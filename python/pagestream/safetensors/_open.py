@@ -17,6 +17,7 @@ from pagestream.errors import SafetensorError
 from pagestream.safetensors import _defaults
 from pagestream.safetensors._frameworks import ByNumpy, IndependentArrays, check_cpu, framework_named
 from pagestream.safetensors._slice import PySafeSlice
+from pagestream.weights import hub
 from pagestream.weights.arrays import Align, Framework, NumpyArrays
 
 if TYPE_CHECKING:
@@ -218,7 +219,12 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         self._independent = self._framework if isinstance(self._framework, IndependentArrays) else None
 
     def _opened(self, filename: StrPath, strict: bool, ahead_bytes: int | None) -> _native.WeightFile:  # noqa: FBT001
-        return _native.WeightFile(os.fsencode(expanded(filename)), self._mode, strict, ahead_bytes)
+        try:
+            return _native.WeightFile(os.fsencode(expanded(filename)), self._mode, strict, ahead_bytes)
+        except FileNotFoundError as error:
+            if isinstance(filename, str) and hub.may_be_repository(filename):
+                error.strerror = f"{error.strerror}; pass the path of a file, {hub.instead_of_file(filename)}"
+            raise
 
     @property
     def mode(self) -> str:

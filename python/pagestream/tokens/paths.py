@@ -6,7 +6,8 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pagestream import _native
@@ -25,6 +26,8 @@ _SIDE_FILE = re.compile(
     re.IGNORECASE,
 )
 
+_WRITE = "write tokens in memory with write_tokens(path, arrays, dtype=...), and pass the path"
+
 # Number of names that a message shows.
 _SHOWN = 5
 
@@ -40,7 +43,7 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
         Their paths. For a pattern or a directory they are in natural order: ``shard2`` before ``shard10``.
 
     Raises:
-        TypeError: `path` is neither a path nor a sequence.
+        TypeError: `path` is neither a path nor a sequence of paths.
         ValueError: A list contains both files of a Megatron pair.
         FileNotFoundError: A pattern matches nothing, a directory has no token files, or there is neither a
             file nor a Megatron pair of a name without a suffix.
@@ -50,10 +53,17 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
         # A set has another order in each process, and a dict is a mistake.
         if not isinstance(path, Sequence) or isinstance(path, (bytearray, memoryview, range)):
             message = (
-                f"token files are named by a path or a list of paths, whose order counts, not by {path!r}; "
-                "use sorted() on what has no order"
+                "token files are named by a path or a list of paths, whose order counts, not by "
+                f"{reprlib.repr(path)}; {_remedy_for(path)}"
             )
             raise TypeError(message)
+        for each in path:
+            if not isinstance(each, (str, bytes, os.PathLike)):
+                message = (
+                    f"the list of token files has {reprlib.repr(each)}, which is not a path; "
+                    f"{_remedy_for_item(each)}"
+                )
+                raise TypeError(message)
         files = [expanded(each) for each in path]  # type: ignore[arg-type]
         _refuse_halves({*files})
         return files
@@ -82,6 +92,19 @@ def _may_exist(path: str) -> bool:
     except (OSError, ValueError):
         pass  # the path is opened later, and the error of opening it says why not
     return True
+
+
+def _remedy_for(path: object) -> str:
+    if isinstance(path, Iterable) and not isinstance(path, Sequence) and not hasattr(path, "shape"):
+        return "use sorted() on what has no order"
+    return _WRITE
+
+
+def _remedy_for_item(item: object) -> str:
+    # A list, a corpus or a path with its weight.
+    if not hasattr(item, "shards") and not isinstance(item, tuple):
+        return _WRITE
+    return "to draw from several corpora, pass a Mixture: Mixture([(path, 0.7), (other_path, 0.3)])"
 
 
 def _in_directory(folder: str) -> list[str]:

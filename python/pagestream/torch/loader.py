@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 
 import torch
 
+from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
 from pagestream.devices import constructors
 from pagestream.devices.copy_device import CopyDevice
@@ -102,6 +103,7 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
         device: torch.device | str = ...,
         **arguments: Unpack[LoaderOptions],
     ) -> None: ...
+    @advises("TokenLoader")
     def __init__(
         self,
         tokens: TokenSource,

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from pagestream.weights import (
     holes,
     hub,
     indexing,
+    names,
     streaming,
     summary,
     warming,
@@ -35,6 +36,8 @@ from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
 from pagestream.weights.indexing import Index
 from pagestream.weights.plan import Plan
 from pagestream.weights.tensor_info import TensorInfo
+
+OtherT = TypeVar("OtherT")
 
 __all__ = ["Checkpoint", "TensorInfo", "VerifyReport", "open_checkpoint"]
 
@@ -166,7 +169,27 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         """
         if not isinstance(name, str):
             raise KeyError(name)
-        return self._array(self._files.file_of(name), name)
+        try:
+            file = self._files.file_of(name)
+        except KeyError as error:
+            names.add_closest(error, name, self._files)
+            raise
+        return self._array(file, name)
+
+    @overload
+    def get(self, name: str, /) -> npt.NDArray[Any] | None: ...
+    @overload
+    def get(self, name: str, /, default: OtherT) -> npt.NDArray[Any] | OtherT: ...
+    def get(self, name: str, /, default: OtherT | None = None) -> npt.NDArray[Any] | OtherT | None:
+        """Returns the tensor with this name, read-only, or the default if there is no such tensor.
+
+        Examples:
+            >>> from pagestream import open_checkpoint
+            >>> open_checkpoint("model.safetensors").get("scale") is None
+            True
+        """
+        # `Mapping.get` would catch a KeyError, whose note takes time.
+        return self[name] if name in self else default  # noqa: SIM401 - it is `get`
 
     def _array(self, file: _native.WeightFile, name: str) -> npt.NDArray[Any]:
         try:
@@ -209,7 +232,11 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").read("weight", np.s_[:, ::2]).shape
             (2, 2)
         """
-        stored = self._files.file_of(name).stored(name)
+        try:
+            stored = self._files.file_of(name).stored(name)
+        except KeyError as error:
+            names.add_closest(error, name, self._files)
+            raise
         dtype, shape = self._arrays.described(stored.dtype, stored.shape, stored.nbytes)
         numpy_type = numpy_dtype(dtype)
         try:
@@ -512,7 +539,11 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").info("weight").shape
             (2, 3)
         """
-        return TensorInfo(*self._files.info_fields(name))
+        try:
+            return TensorInfo(*self._files.info_fields(name))
+        except KeyError as error:
+            names.add_closest(error, name, self._files)
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the absolute paths and the options."""

@@ -14,6 +14,19 @@ _REPOSITORY = re.compile(
 )
 
 
+def may_be_repository(name: str) -> bool:
+    """Returns whether a name has the form of a repository's id, and is not a path."""
+    return _REPOSITORY.fullmatch(name) is not None and not os.path.lexists(name)
+
+
+def instead_of_file(name: str) -> str:
+    """Returns what to do with the id of a repository where a file is expected."""
+    return (
+        f"or download a Hugging Face repository with `hf download {name}`, and open it with "
+        f'open_checkpoint("{name}")'
+    )
+
+
 def local_folder(name: str) -> str:
     """Returns the snapshot of a repository in the local cache. Nothing is downloaded.
 
@@ -26,7 +39,7 @@ def local_folder(name: str) -> str:
     Raises:
         FileNotFoundError: There is no such path, and no snapshot with safetensors files.
     """
-    if _REPOSITORY.fullmatch(name) is None or os.path.lexists(name):
+    if not may_be_repository(name):
         return name
     remedy = f"download a Hugging Face repository with `hf download {name}`"
     snapshot = hub.snapshot_in(hub.repository_folder(name))
