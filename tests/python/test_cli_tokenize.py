@@ -113,6 +113,25 @@ def test_json_lines(tmp_path, tokenizer, format, processes):
     )
 
 
+def test_the_message_names_the_files_that_were_written(tmp_path, tokenizer):
+    path = tmp_path / "book.txt"
+    path.write_text("one")
+    for name, *options in (("a.bin",), ("h.npy", "--format", "megatron"), ("m.idx",)):
+        found = tokenize(path, tmp_path / name, "--tokenizer", tokenizer, *options)
+        named = "".join(found.stdout.split()).partition(":")[0].replace("and", " ").split(" ")
+        written = {each.name for each in tmp_path.iterdir()} - {"book.txt", "tokenizer.json"}
+        assert {os.path.basename(each) for each in named} == written
+        for each in written:
+            os.remove(tmp_path / each)
+
+
+def test_an_unknown_format_is_told_in_plain_words(tmp_path):
+    found = tokenize(tmp_path / "a", tmp_path / "b", "--tokenizer", "x", "--format", "nanogpt")
+    assert found.exit_code == 2
+    assert "'nanogpt' is not one of" in found.output
+    assert "Value error" not in found.output
+
+
 def test_text_files_are_documents_or_lines(tmp_path, tokenizer):
     path = tmp_path / "book.txt"
     path.write_text("one\n\ntwo three\n")

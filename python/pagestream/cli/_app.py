@@ -57,6 +57,11 @@ class _Group(typer.core.TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(_codes.INTERRUPTED) from None
+        except Exception as error:
+            # The usage error of some versions of typer has the words of pydantic. Its class is not public.
+            if isinstance(message := getattr(error, "message", None), str):
+                error.message = message.removeprefix("Value error, ")  # type: ignore[attr-defined]
+            raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002
         """Lists the commands without importing them."""

@@ -73,12 +73,13 @@ def refuse_what_is_not_ours(out: str, format: Format, sources: list[str]) -> Non
     folder = os.path.dirname(os.path.realpath(out) if os.path.islink(out) else out) or os.curdir
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "no such folder for the token file", folder)
-    for path in _files(out, format):
+    for path in files_of(out, format):
         if os.path.exists(path):
             _refuse_to_replace(path, sources)
 
 
-def _files(out: str, format: Format) -> list[str]:
+def files_of(out: str, format: Format) -> list[str]:
+    """Returns the files that are written: two for Megatron, otherwise one."""
     if format != "megatron":
         return [out]
     stem, suffix = os.path.splitext(out)

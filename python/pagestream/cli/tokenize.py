@@ -24,7 +24,7 @@ from pagestream.cli._encoding import Job, encode, lengths_of, names_of, tokens_o
 from pagestream.cli._parts_folder import folder_of_parts
 from pagestream.cli._stamps import Stamp, refuse_changed
 from pagestream.cli._texts import Part, parts_of
-from pagestream.cli._token_target import Format, dtype_for, format_of, refuse_what_is_not_ours
+from pagestream.cli._token_target import Format, dtype_for, files_of, format_of, refuse_what_is_not_ours
 from pagestream.cli._tokenizer import LARGEST_PIECE_CHARS, cuts_between_words, load
 from pagestream.cli._tokenizer_path import tokenizer_path
 from pagestream.tokens.writing import write_tokens
@@ -116,6 +116,7 @@ def tokenize(
         _output.print_json(
             {
                 "path": out,
+                "files": files_of(out, written_as),
                 "tokens": written,
                 "documents": ended,
                 "dtype": job.dtype,
@@ -125,7 +126,7 @@ def tokenize(
         )
         return
     _console.console().print(
-        f"{out}: {count(written, 'token')} of {job.dtype}, {count(ended, 'document')}, "
+        f"{' and '.join(files_of(out, written_as))}: {count(written, 'token')} of {job.dtype}, {count(ended, 'document')}, "
         f"{size(written * np.dtype(job.dtype).itemsize)}"
     )
 
