@@ -752,8 +752,23 @@ class TestRun:
         (tmp_path / "text").write_text("neither a binary nor a script\n")
         (tmp_path / "text").chmod(0o755)
         found = program("run", tmp_path / "text")
-        told = f"pagestream: {tmp_path}/text: {os.strerror(errno.ENOEXEC)}\n"
-        assert (found.returncode, found.stderr) == (WRONG_USE, told)
+        told = (
+            f"pagestream: {tmp_path}/text: {os.strerror(errno.ENOEXEC)}; a script needs a first line such as"
+        )
+        assert found.returncode == WRONG_USE
+        assert found.stderr.startswith(told)
+
+    def test_a_file_without_a_suffix_is_run_by_python_unless_there_is_a_program(self, tmp_path):
+        (tmp_path / "noext").write_text("print('by Python')\n")
+        for name in ("noext", "./noext"):
+            assert program("run", name, cwd=tmp_path).stdout == "by Python\n"
+        bin = tmp_path / "bin"
+        bin.mkdir()
+        (bin / "noext").write_text("#!/bin/sh\necho by PATH\n")
+        (bin / "noext").chmod(0o755)
+        environment = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"}
+        assert program("run", "noext", cwd=tmp_path, env=environment).stdout == "by PATH\n"
+        assert program("run", "./noext", cwd=tmp_path, env=environment).stdout == "by Python\n"
 
     LOADS = "import sys, safetensors\nprint(safetensors.__name__, sys.argv[1:], flush=True)\n"
 

@@ -5,6 +5,7 @@ The command replaces this process. Its signals, its exit code and its tracebacks
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -26,7 +27,8 @@ def run(
 ) -> None:
     """Run any command. Its Python processes import pagestream's safetensors.
 
-    A script that ends with .py, and a module, are run by the Python of pagestream.
+    A script that ends with .py, a module, and a file that is neither a program of PATH nor executable are run
+    by the Python of pagestream.
 
     Example: pagestream run vllm serve /mnt/models/llama, or pagestream run load.py --model llama
     """
@@ -38,8 +40,11 @@ def run(
     try:
         os.execv(program, arguments)  # noqa: S606 - the user's command
     except OSError as error:
-        # For example ENOEXEC, if a script has no `#!` line.
         error.filename = program
+        if error.errno == errno.ENOEXEC:
+            error.strerror = (
+                f"{error.strerror}; a script needs a first line such as #!/bin/sh, or a name in .py"
+            )
         raise
 
 
@@ -57,7 +62,7 @@ def _found(command: list[str], *, is_module: bool) -> tuple[str, list[str]]:
         return of_python
     if program := shutil.which(name):
         return program, command
-    # Python accepts scripts without a suffix, and folders and archives with a `__main__.py`.
+    # It is not executable. Python accepts scripts without a suffix, and folders and archives with a `__main__.py`.
     if os.path.exists(name):
         return of_python
     message = f"no such command: {name}; expected a file, or a program in a folder of PATH"
