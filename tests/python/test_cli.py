@@ -762,11 +762,11 @@ class TestRun:
         (tmp_path / "noext").write_text("print('by Python')\n")
         for name in ("noext", "./noext"):
             assert program("run", name, cwd=tmp_path).stdout == "by Python\n"
-        bin = tmp_path / "bin"
-        bin.mkdir()
-        (bin / "noext").write_text("#!/bin/sh\necho by PATH\n")
-        (bin / "noext").chmod(0o755)
-        environment = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"}
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        (folder / "noext").write_text("#!/bin/sh\necho by PATH\n")
+        (folder / "noext").chmod(0o755)
+        environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
         assert program("run", "noext", cwd=tmp_path, env=environment).stdout == "by PATH\n"
         assert program("run", "./noext", cwd=tmp_path, env=environment).stdout == "by Python\n"
 

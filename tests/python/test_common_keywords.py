@@ -189,6 +189,24 @@ def test_signatures_hints_help_and_pickles_are_those_of_the_function():
     assert pickle.loads(pickle.dumps(write_tokens)) is write_tokens
 
 
+@pytest.mark.frameworks
+def test_the_loader_of_torch_describes_each_argument_with_its_default():
+    text = " ".join(pagestream.torch.TokenLoader.__doc__.split())
+    for name, parameter in inspect.signature(TokenLoader).parameters.items():
+        if name == "tokens":
+            continue
+        line = text.partition(f" * `{name}`: ")[2].partition(" * `")[0].partition(" Raises: ")[0]
+        default = parameter.default
+        wanted = (
+            "required"
+            if default is parameter.empty
+            else f'"{default}"'
+            if isinstance(default, str)
+            else default
+        )
+        assert str(wanted) in line, name
+
+
 def test_warnings_show_the_line_of_the_caller(tmp_path):
     for name in ("train.bin", "val.bin"):
         np.arange(64, dtype="u2").tofile(tmp_path / name)

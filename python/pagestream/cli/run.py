@@ -42,9 +42,8 @@ def run(
     except OSError as error:
         error.filename = program
         if error.errno == errno.ENOEXEC:
-            error.strerror = (
-                f"{error.strerror}; a script needs a first line such as #!/bin/sh, or a name in .py"
-            )
+            remedy = "a script needs a first line such as #!/bin/sh, or a name that ends with .py"
+            error.strerror = f"{error.strerror}; {remedy}"
         raise
 
 
@@ -62,7 +61,8 @@ def _found(command: list[str], *, is_module: bool) -> tuple[str, list[str]]:
         return of_python
     if program := shutil.which(name):
         return program, command
-    # It is not executable. Python accepts scripts without a suffix, and folders and archives with a `__main__.py`.
+    # It is not executable. Python accepts scripts without a suffix, and folders and archives with a
+    # `__main__.py`.
     if os.path.exists(name):
         return of_python
     message = f"no such command: {name}; expected a file, or a program in a folder of PATH"

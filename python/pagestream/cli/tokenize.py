@@ -125,8 +125,9 @@ def tokenize(
             }
         )
         return
+    files = " and ".join(files_of(out, written_as))
     _console.console().print(
-        f"{' and '.join(files_of(out, written_as))}: {count(written, 'token')} of {job.dtype}, {count(ended, 'document')}, "
+        f"{files}: {count(written, 'token')} of {job.dtype}, {count(ended, 'document')}, "
         f"{size(written * np.dtype(job.dtype).itemsize)}"
     )
 
