@@ -221,7 +221,7 @@ def test_a_stem_without_a_pair_names_both_files(tmp_path):
     stem = tmp_path / "my-gpt2_text_document"
     with pytest.raises(FileNotFoundError) as caught:
         open_tokens(stem)
-    told = f"no such file or folder. There is no Megatron pair {stem}.idx and {stem}.bin either"
+    told = f"No such file or directory. There is no Megatron pair {stem}.idx and {stem}.bin either"
     assert (caught.value.strerror, caught.value.filename) == (told, str(stem))
     # Half of a pair is an error of its own.
     TOKENS.tofile(f"{stem}.bin")

@@ -80,7 +80,7 @@ def _refuse_missing_stem(path: str) -> None:
     """Rejects a name without a suffix that is neither a file nor the stem of a Megatron pair."""
     if os.path.splitext(path)[1] or any(_may_exist(f"{path}{suffix}") for suffix in ("", ".idx", ".bin")):
         return
-    message = f"no such file or folder. There is no Megatron pair {path}.idx and {path}.bin either"
+    message = f"{os.strerror(errno.ENOENT)}. There is no Megatron pair {path}.idx and {path}.bin either"
     raise FileNotFoundError(errno.ENOENT, message, path)
 
 
