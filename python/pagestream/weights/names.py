@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pagestream import _native
 
 # Limits on the time of the search: names that are read, and names that are compared.
-_SEARCHED = 10_000
-_COMPARED = 500
+_SEARCHED = 2_000
+_COMPARED = 100
 _SHOWN = 3
 _NUMBER = re.compile(r"\d+")
 
