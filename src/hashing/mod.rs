@@ -5,7 +5,7 @@
 //!                                        ▲ buffers ──────────────────┘
 //! ```
 //!
-//! A lane ([`lanes`]) is a run of a file that is hashed from beginning to end. Any thread may read its pieces. The
+//! A lane ([`mod@lanes`]) is a run of a file that is hashed from beginning to end. Any thread may read its pieces. The
 //! thread that reads the next piece hashes it, and also the pieces after it that are already in memory. A piece that
 //! arrives too early waits in its buffer, so the number of buffers bounds the memory. Threads take pieces in order, so
 //! the next piece is always being read.
