@@ -42,34 +42,35 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
     consumer works, and the device widens the tokens. A buffer is reused only after an event shows that its
     copy is done.
 
+    Its other keyword arguments are those of `pagestream.TokenLoader`, which describes them in full:
+
+    * `sequence_length`: number of tokens of x in a window; required.
+    * `batch_size`: number of windows in a batch on this rank; required.
+    * `order`: ``"shuffled"`` (default), ``"random"``, ``"sequential"`` or ``"blocked"``.
+    * `seed`: determines the order; 0 by default.
+    * `epochs`: number of epochs per ``for`` loop, or None for an endless stream; 1 by default.
+    * `stride`: number of tokens between the beginnings of windows; None by default.
+    * `target`: ``"shift"`` (default), ``"block"`` or ``"none"``.
+    * `documents`: ``"ignore"`` (default), or ``"boundaries"`` for `PackedBatch`.
+    * `end_token`: the id that ends each document; None by default.
+    * `begin_token`: the id that begins each document; None by default.
+    * `max_documents`: pads ``cu_seqlens`` to this many documents; None by default.
+    * `drop_last`: whether to drop a short global batch at the end of a loop; True by default.
+    * `rank`: the global rank of this process; None (default) finds it.
+    * `world_size`: the number of ranks; None (default) finds it.
+    * `dtype`: ``"int64"`` (default), ``"int32"``, or ``"raw"`` for the type of the files.
+    * `lookahead`: number of batches whose pages are requested ahead; None (default) adapts it.
+    * `threads`: number of gathering threads; None (default) adapts it.
+    * `memory_bytes`: limit on buffers and pages requested ahead; None by default.
+    * `mmap_mode`: how to open the files; None by default.
+    * `mixing_radius`: number of windows within which ``"blocked"`` mixes; None by default.
+    * `drop_behind`: pages to drop once they are gathered, ``"resident"`` or ``"cache"``; None by
+      default.
+    * `vocabulary`: number of ids; a token that is not below it is an error; None by default.
+
     Args:
         tokens: As for `pagestream.TokenLoader`.
         device: Device of the tensors; ``"cpu"`` by default.
-        **arguments: All other arguments of `pagestream.TokenLoader`, which describes them in full:
-
-            * `sequence_length`: number of tokens of x in a window; required.
-            * `batch_size`: number of windows in a batch on this rank; required.
-            * `order`: ``"shuffled"`` (default), ``"random"``, ``"sequential"`` or ``"blocked"``.
-            * `seed`: determines the order; 0 by default.
-            * `epochs`: number of epochs per ``for`` loop, or None for an endless stream; 1 by default.
-            * `stride`: number of tokens between the beginnings of windows; None by default.
-            * `target`: ``"shift"`` (default), ``"block"`` or ``"none"``.
-            * `documents`: ``"ignore"`` (default), or ``"boundaries"`` for `PackedBatch`.
-            * `end_token`: the id that ends each document; None by default.
-            * `begin_token`: the id that begins each document; None by default.
-            * `max_documents`: pads ``cu_seqlens`` to this many documents; None by default.
-            * `drop_last`: whether to drop a short global batch at the end of a loop; True by default.
-            * `rank`: the global rank of this process; None (default) finds it.
-            * `world_size`: the number of ranks; None (default) finds it.
-            * `dtype`: ``"int64"`` (default), ``"int32"``, or ``"raw"`` for the type of the files.
-            * `lookahead`: number of batches whose pages are requested ahead; None (default) adapts it.
-            * `threads`: number of gathering threads; None (default) adapts it.
-            * `memory_bytes`: limit on buffers and pages requested ahead; None by default.
-            * `mmap_mode`: how to open the files; None by default.
-            * `mixing_radius`: number of windows within which ``"blocked"`` mixes; None by default.
-            * `drop_behind`: pages to drop once they are gathered, ``"resident"`` or ``"cache"``; None by
-              default.
-            * `vocabulary`: number of ids; a token that is not below it is an error; None by default.
 
     Raises:
         ValueError: An argument is out of range, or the corpus is shorter than one window.
