@@ -173,9 +173,17 @@ fn sorted(headers: &[Arc<Header>]) -> Result<Vec<TensorAt>, OutOfMemory> {
         exists.then(|| Reverse((name(headers, (file, rank)), file, rank)))
     };
     let mut next: BinaryHeap<_> = (0..headers.len() as u32).filter_map(|file| at(file, 0)).collect();
-    while let Some(Reverse((_, file, rank))) = next.pop() {
+    while let Some(Reverse((_, file, mut rank))) = next.pop() {
         all.push((file, rank));
-        next.extend(at(file, rank + 1));
+        // The next name is mostly of the same file: comparing it is cheaper than the way through the heap.
+        while let Some(following) = at(file, rank + 1) {
+            if next.peek().is_some_and(|least| following < *least) {
+                next.push(following);
+                break;
+            }
+            rank += 1;
+            all.push((file, rank));
+        }
     }
     Ok(all)
 }
