@@ -145,6 +145,23 @@ def test_shards_may_lie_in_subfolders(tmp_path):
     assert weights.info("b").path == f"{tmp_path}/y/z/1.safetensors"
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_names_spread_over_files_in_any_way_are_found(tmp_path, seed):
+    """In runs, one by one, and some files without a tensor."""
+    rng = np.random.default_rng(seed)
+    shards: dict[str, dict[str, np.ndarray]] = {f"{number}.safetensors": {} for number in range(7)}
+    files, file = list(shards), 0
+    for number in range(200):
+        if rng.random() < (0.05, 0.3, 0.5, 0.9, 1.0)[seed]:
+            file = int(rng.integers(6))  # the last file stays empty
+        shards[files[file]][f"layers.{number:03}"] = np.array([number])
+    write_shards(tmp_path, shards)
+    with open_checkpoint(tmp_path) as weights:
+        assert sorted(weights) == [f"layers.{number:03}" for number in range(200)]
+        assert [int(weights[f"layers.{number:03}"][0]) for number in range(200)] == list(range(200))
+        assert "layers.200" not in weights
+
+
 def test_one_error_reports_all_problems(tmp_path):
     write_shards(tmp_path, {"a.safetensors": {"a": ONE}})
     write(tmp_path / "c.safetensors", b"nothing")
