@@ -294,7 +294,7 @@ def usable_ways(folder: Path, device: str, sums: dict[str, int], most_seconds: f
 
 
 def compared(case: str, figures: dict[str, list[float]], limits: dict[str, float]) -> list[Row]:
-    """Returns a row for each of our ways: the first way against all rivals, the others against upstream."""
+    """Compares our first way with all rivals, and our other ways with upstream."""
     rivals = dict.fromkeys((way for way in figures if way not in OURS), 1.0) | limits
     rows = [
         Row(

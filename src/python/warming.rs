@@ -30,7 +30,7 @@ impl PyWarming {
 
 #[pymethods]
 impl PyWarming {
-    /// Starts to read, in place of the checkpoint's warming before.
+    /// Starts to read, and replaces the checkpoint's previous warming.
     #[new]
     fn new(
         py: Python<'_>,

@@ -44,6 +44,25 @@ def _without_torch(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
+@pytest.mark.parametrize("is_measured", [False, True])
+@pytest.mark.usefixtures("_few_loaders")
+def test_a_token_file_is_converted_for_measured_loaders_alone(tmp_path, monkeypatch, is_measured):
+    """A conversion that fails is a remark, and the other loaders are measured."""
+    if is_measured:
+        monkeypatch.setitem(loaders.KINDS["tokens"], "LitData", loaders.TOKENS["LitData"])
+    monkeypatch.setattr(loaders, "find_spec", lambda _name: True)  # as if litdata were installed
+    broken = tmp_path / "litdata.py"
+    broken.write_text("raise ImportError('this litdata is broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    remarks = []
+    assert suite._written(tmp_path, suite.Scale(rounds=1, nbytes=MIB), remarks).keys() == {
+        "tokens",
+        "weights",
+    }
+    told = "LitData could not convert the token file: ImportError: this litdata is broken"
+    assert remarks == ([told] if is_measured else [])
+
+
 @pytest.mark.usefixtures("_few_loaders", "_without_torch")
 def test_all_cases_are_measured_and_all_losses_reported(tmp_path):
     real.need_tool("bindfs")

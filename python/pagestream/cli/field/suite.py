@@ -145,9 +145,14 @@ def _written(folder: Path, scale: Scale, remarks: list[str]) -> dict[str, str]:
     """Writes the files, and returns their paths by kind."""
     tokens, weights = str(folder / "tokens.bin"), str(folder / "model.safetensors")
     _contests.write_token_file(tokens, scale.nbytes)
-    if loaders.TOKENS["LitData"].is_installed:
+    litdata = loaders.KINDS["tokens"].get("LitData")
+    if litdata is not None and litdata.is_installed:
         program = "import sys; from pagestream.cli.field.loaders import *; convert_for_litdata(sys.argv[1])"
-        subprocess.run([sys.executable, "-c", program, tokens], check=True, capture_output=True)
+        command = [sys.executable, "-c", program, tokens]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            remarks.append(f"LitData could not convert the token file: {reason}")
     try:
         _contests.write_checkpoint(weights, scale.nbytes)
     except ImportError as error:
