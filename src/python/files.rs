@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 
@@ -17,6 +17,20 @@ use crate::mapped_file::{MappedFile, RequestedMode, View, locking, page_cache};
 use crate::os::file::fsinfo::FileSystem;
 use crate::os::memory::advise::Advice;
 use crate::os::process::fork;
+
+/// Returns an offset or a length in bytes. The caller checks that it lies inside the file.
+fn bytes(number: &Bound<'_, PyAny>) -> PyResult<u64> {
+    number.extract().map_err(|error: PyErr| {
+        if !error.is_instance_of::<PyOverflowError>(number.py()) {
+            return error;
+        }
+        PyValueError::new_err(format!("an offset or a length in bytes must be 0 to 2^64 - 1, not {number}"))
+    })
+}
+
+fn bytes_or_rest(number: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    if number.is_none() { Ok(None) } else { bytes(number).map(Some) }
+}
 
 /// The fields of Python's `FileSystem`, by name.
 #[derive(IntoPyObject)]
@@ -182,7 +196,12 @@ impl PyMappedFile {
     }
 
     #[pyo3(signature = (offset = 0, length = None))]
-    fn read<'py>(&self, py: Python<'py>, offset: u64, length: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = bytes)] offset: u64,
+        #[pyo3(from_py_with = bytes_or_rest)] length: Option<u64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let opened = self.file.opened()?;
         let length = self.length(offset, length)?;
         let len = usize::try_from(length)?;
@@ -190,7 +209,12 @@ impl PyMappedFile {
     }
 
     #[pyo3(signature = (buffer, offset = 0))]
-    fn read_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> PyResult<u64> {
+    fn read_into(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = bytes)] offset: u64,
+    ) -> PyResult<u64> {
         let opened = self.file.opened()?;
         let mut buffer = WritableBuffer::of(buffer)?;
         let length = self.length(offset, None)?.min(buffer.len() as u64);
@@ -202,8 +226,8 @@ impl PyMappedFile {
     fn view<'py>(
         &self,
         py: Python<'py>,
-        offset: u64,
-        length: Option<u64>,
+        #[pyo3(from_py_with = bytes)] offset: u64,
+        #[pyo3(from_py_with = bytes_or_rest)] length: Option<u64>,
     ) -> PyResult<Bound<'py, PyMemoryView>> {
         let length = self.length(offset, length)?;
         let opened = self.file.opened()?;
@@ -214,7 +238,13 @@ impl PyMappedFile {
     }
 
     #[pyo3(signature = (advice, offset = 0, length = None))]
-    fn advise(&self, py: Python<'_>, advice: &str, offset: u64, length: Option<u64>) -> PyResult<bool> {
+    fn advise(
+        &self,
+        py: Python<'_>,
+        advice: &str,
+        #[pyo3(from_py_with = bytes)] offset: u64,
+        #[pyo3(from_py_with = bytes_or_rest)] length: Option<u64>,
+    ) -> PyResult<bool> {
         let known = Advice::from_word(advice)?;
         let length = self.length(offset, length)?;
         Ok(py.detach(|| page_cache::advise(&*self.file.guarded()?, known, offset, length))?)
@@ -224,8 +254,8 @@ impl PyMappedFile {
     fn residency<'py>(
         &self,
         py: Python<'py>,
-        offset: u64,
-        length: Option<u64>,
+        #[pyo3(from_py_with = bytes)] offset: u64,
+        #[pyo3(from_py_with = bytes_or_rest)] length: Option<u64>,
         seed: u64,
     ) -> PyResult<ResidencyFields<'py>> {
         let length = self.length(offset, length)?;
@@ -249,8 +279,8 @@ impl PyMappedFile {
     fn warm(
         &self,
         py: Python<'_>,
-        offset: u64,
-        length: Option<u64>,
+        #[pyo3(from_py_with = bytes)] offset: u64,
+        #[pyo3(from_py_with = bytes_or_rest)] length: Option<u64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         let length = self.length(offset, length)?;

@@ -3,7 +3,6 @@
 import errno
 import os
 import pty
-import re
 import resource
 import socket
 import sys
@@ -213,7 +212,7 @@ def test_a_range_outside_the_file_is_a_value_error_that_names_the_size(token_fil
 @pytest.mark.parametrize("number", [-1, 2**64, 2**80])
 def test_invalid_offsets_are_refused(token_file, number):
     f = MappedFile(token_file)
-    told = f"^{re.escape(f.path)}: .*offset {number} do(es)? not lie inside the file, which has 8192 bytes$"
+    told = rf"an offset or a length in bytes must be 0 to 2\^64 - 1, not {number}\n"
     for use in (
         f.read,
         f.view,
@@ -225,7 +224,7 @@ def test_invalid_offsets_are_refused(token_file, number):
     ):
         with pytest.raises(ValueError, match=told):
             use(number)
-    with pytest.raises(ValueError, match=rf"{number} bytes at offset 1 do not lie inside"):
+    with pytest.raises(ValueError, match=told):
         f.read(1, number)
 
 

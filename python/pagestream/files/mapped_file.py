@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import secrets
-import sys
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Self, SupportsIndex
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -162,10 +160,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             >>> MappedFile("tokens.bin").read(2, 4).hex(" ")
             '01 00 02 00'
         """
-        try:
-            return super().read(offset, length)
-        except OverflowError:
-            raise self._outside(offset, length) from None
+        return super().read(offset, length)
 
     def read_into(self, buffer: Buffer, offset: int = 0) -> int:
         """Fills a caller's buffer with the bytes from `offset`.
@@ -193,10 +188,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             >>> MappedFile("tokens.bin").read_into(row, 2), row
             (6, array([1, 2, 3], dtype=uint16))
         """
-        try:
-            return super().read_into(buffer, offset)
-        except OverflowError:
-            raise self._outside(offset, memoryview(buffer).nbytes) from None
+        return super().read_into(buffer, offset)
 
     def view(self, offset: int = 0, length: int | None = None) -> memoryview:
         """Returns a read-only memoryview of the mapping, or in ``"read"`` mode of a copy.
@@ -215,10 +207,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             >>> MappedFile("tokens.bin").view(0, 6).cast("H").tolist()
             [0, 1, 2]
         """
-        try:
-            return super().view(offset, length)
-        except OverflowError:
-            raise self._outside(offset, length) from None
+        return super().view(offset, length)
 
     def advise(  # type: ignore[override]
         self, advice: Advice, offset: int = 0, length: int | None = None
@@ -244,10 +233,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             >>> MappedFile("tokens.bin").advise("random")
             True
         """
-        try:
-            return super().advise(advice, offset, length)
-        except OverflowError:
-            raise self._outside(offset, length) from None
+        return super().advise(advice, offset, length)
 
     def residency(self, offset: int = 0, length: int | None = None) -> Residency:  # type: ignore[override]
         """Returns which pages of a range are in the page cache.
@@ -265,10 +251,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             'mincore'
         """
         # Choose new places each time, because the ``preadv2`` method caches each page that it checks.
-        try:
-            found = super().residency(offset, length, secrets.randbits(64))
-        except OverflowError:
-            raise self._outside(offset, length) from None
+        found = super().residency(offset, length, secrets.randbits(64))
         pages = None if found["pages"] is None else np.frombuffer(found["pages"], np.bool_)
         return Residency(**{**found, "pages": pages})
 
@@ -294,10 +277,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         """
         total_bytes = max(self.size - offset, 0) if length is None else length
         with reporting(progress, total_bytes, f"warm {os.path.basename(self.path)}") as report:
-            try:
-                super().warm(offset, length, report)
-            except OverflowError:
-                raise self._outside(offset, length) from None
+            super().warm(offset, length, report)
 
     def evict(self) -> None:
         """Drops the file from the page cache, after writing dirty pages. Needs no privilege.
@@ -387,20 +367,6 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             b'\x00\x00'
         """
         super().close()
-
-    def _outside(self, offset: SupportsIndex, length: SupportsIndex | None) -> Exception:
-        """Returns the error for a range with a negative number or one of more than 64 bits.
-
-        It is the current OverflowError if the range has no such number, for example an error of a callback.
-        """
-        numbers = [operator.index(each) for each in (offset, length) if each is not None]
-        error = sys.exception()
-        if isinstance(error, OverflowError) and all(0 <= number < 1 << 64 for number in numbers):
-            return error
-        wanted = (
-            f"offset {numbers[0]} does" if length is None else f"{numbers[1]} bytes at offset {numbers[0]} do"
-        )
-        return ValueError(f"{self.path}: {wanted} not lie inside the file, which has {self.size} bytes")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the absolute path and the requested mode."""
