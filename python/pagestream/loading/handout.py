@@ -127,6 +127,11 @@ class Handout:
                 lock.taken = False
                 self._end_if_closed()
 
+    def end_loops(self) -> None:
+        """Makes the loops that have begun raise, as a move does, although the stream stays where it is."""
+        with self._lock.lock:
+            self.moves += 1
+
     def _refuse(self) -> None:
         """Raises in a signal handler that interrupts a call of its own thread, and after `close`."""
         if self._lock.taken:

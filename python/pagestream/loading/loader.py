@@ -430,7 +430,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         if (self._handout.position, self._handout.end) != (begin, end):
             self._go_to(begin, end=end)
         else:
-            self._handout.moves += 1  # for a loop that has not yet read a batch
+            self._handout.end_loops()  # even those that have not read a batch
         return LoopBatches(self._handout, end)
 
     def state_dict(self) -> dict[str, Any]:
