@@ -9,7 +9,9 @@ import typing
 from pathlib import Path
 from types import FunctionType, ModuleType
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import pagestream
 
@@ -167,6 +169,20 @@ print("numpy" in sys.modules, "pagestream.tokens" in sys.modules, "MappedFile" i
     )
     assert before.split() == ["False", *(f"pagestream.{name}" for name in ours)]
     assert after == "True False True"
+
+
+def test_opening_a_checkpoint_imports_no_unused_module(tmp_path):
+    save_file({"a": np.ones(3)}, tmp_path / "a.safetensors")
+    code = """
+import sys
+import numpy
+import pagestream
+before = set(sys.modules)
+assert pagestream.open_checkpoint(sys.argv[1])["a"].sum() == 3
+print(*sorted({"concurrent.futures", "hashlib", "html", "random"} & (set(sys.modules) - before)))
+"""
+    # Each takes up to a MiB in every process: hashlib alone brings OpenSSL.
+    assert output_of(code, tmp_path / "a.safetensors") == ""
 
 
 def test_a_name_may_be_used_first_by_many_threads_at_once():

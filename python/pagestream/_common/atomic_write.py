@@ -13,7 +13,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import stat
 from typing import IO, TYPE_CHECKING
 
@@ -84,7 +83,7 @@ class Replacement:
         prefix = f".{base[:40]}."
         _remove_abandoned(folder or os.curdir, prefix)
         while True:
-            name = os.path.join(folder, f"{prefix}{secrets.token_hex(_RANDOM_BYTES)}{_SUFFIX}")
+            name = os.path.join(folder, f"{prefix}{os.urandom(_RANDOM_BYTES).hex()}{_SUFFIX}")
             self._names.append(name)
             try:
                 # A single call, so no interrupt can come in between: a file is in the list as soon as it is

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Self
@@ -251,7 +250,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             'mincore'
         """
         # Choose new places each time, because the ``preadv2`` method caches each page that it checks.
-        found = super().residency(offset, length, secrets.randbits(64))
+        found = super().residency(offset, length, int.from_bytes(os.urandom(8)))
         pages = None if found["pages"] is None else np.frombuffer(found["pages"], np.bool_)
         return Residency(**{**found, "pages": pages})
 

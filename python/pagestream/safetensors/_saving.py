@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import stat
 import tempfile
@@ -108,7 +107,7 @@ def _old_file(path: str) -> os.stat_result | None:
 
 def _temporary_name(folder: str, path: str) -> str:
     # A very long name could become too long, so use only its beginning.
-    return os.path.join(folder, f".{os.path.basename(path)[:40]}.{secrets.token_hex(8)}.tmp")
+    return os.path.join(folder, f".{os.path.basename(path)[:40]}.{os.urandom(8).hex()}.tmp")
 
 
 def _create(name: str, mode: int) -> int:

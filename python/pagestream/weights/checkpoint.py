@@ -22,13 +22,11 @@ from pagestream._common.types import Mode, StrPath
 from pagestream.weights import (
     arrays,
     checksums,
-    explanation,
     holes,
     hub,
     indexing,
     names,
     streaming,
-    summary,
     warming,
 )
 from pagestream.weights.checksums import VerifyReport
@@ -443,6 +441,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             2 tensors of 60 bytes in 1 file
         """
         wanted = streaming.planned(list(self), self.info, plan, "file", self._arrays)
+        from pagestream.weights import explanation
+
         return explanation.explained(self._files, wanted)
 
     def write_checksums(self, *, threads: int | None = None, progress: Progress = False) -> tuple[str, ...]:
@@ -557,6 +557,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
 
     def _repr_html_(self) -> str:
         """Shows element types and the largest tensors, for notebooks."""
+        from pagestream.weights import summary
+
         return summary.html(type(self).__name__, len(self.files), [self.info(name) for name in self])
 
 

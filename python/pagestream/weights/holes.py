@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from pagestream._common.amounts import count
@@ -58,6 +57,8 @@ def warnings(files: _native.Checkpoint, numbers: Collection[int] | None = None) 
         path = files.absolute_paths[number]
         contents.append(_Contents(path, of_file, first.offset, last.offset + last.nbytes))
     if is_network:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
             found = list(pool.map(_holes, contents))
     else:
