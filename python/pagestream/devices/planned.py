@@ -93,4 +93,5 @@ def finished(each: Wanted, tensor: torch.Tensor, cast_of: CastOf) -> torch.Tenso
     """Returns a tensor with the requested type."""
     kind = dtype_named(each.info.dtype)
     tensor = tensor if tensor.dtype == kind else tensor.view(kind)
-    return tensor.to(cast_of(each) or kind)
+    cast = cast_of(each)
+    return tensor if cast is None else tensor.to(cast)

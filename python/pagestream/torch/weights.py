@@ -343,7 +343,9 @@ def _moved(
     """Yields the tensors with the requested type, on a device other than a GPU with its own memory."""
     with closing(pairs):
         for each, tensor in pairs:
-            made = finished(each, tensor, cast_of).to(device)
+            made = finished(each, tensor, cast_of)
+            if device.type != "cpu":
+                made = made.to(device)
             # Free the first of two copies before the consumer works on the second.
             del tensor
             yield each, made

@@ -122,6 +122,14 @@ class Framework:
 
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
         """Creates a tensor of a file."""
+        if self.plain is not None and not (self.raw or self.copies or self.reads_nothing()):
+            make, types = self.plain
+            try:
+                tensor = file.array(name, make, types, not self.read_only, False)  # noqa: FBT003
+                if tensor is not None:
+                    return tensor
+            except (RuntimeError, ValueError):
+                pass  # the code below raises the error, with the path and the name
         facts = file.info(name)
         try:
             return self.whole_of(file, name, facts)

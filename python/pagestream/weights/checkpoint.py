@@ -30,7 +30,7 @@ from pagestream.weights import (
     warming,
 )
 from pagestream.weights.checksums import VerifyReport
-from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
+from pagestream.weights.dtypes import SUB_BYTE_BITS, numpy_dtype
 from pagestream.weights.indexing import Index
 from pagestream.weights.plan import Plan
 from pagestream.weights.tensor_info import TensorInfo
@@ -190,14 +190,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         return self[name] if name in self else default  # noqa: SIM401 - it is `get`
 
     def _array(self, file: _native.WeightFile, name: str) -> npt.NDArray[Any]:
-        try:
-            array: npt.NDArray[Any] | None = None
-            if not self._arrays.raw:
-                array = file.array(name, np.ndarray, KNOWN, False, False)  # noqa: FBT003
-        except ValueError:  # a shape that NumPy does not support: the code below raises
-            array = None
-        if array is None:
-            array = self._arrays.whole(file, name)
+        array: npt.NDArray[Any] = self._arrays.whole(file, name)
+        if array.flags.writeable:  # a copy
             array.flags.writeable = False
         return array
 
