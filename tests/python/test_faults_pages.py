@@ -1,5 +1,6 @@
 """The pages that are replaced when a file fails, and how long that takes."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -82,23 +83,32 @@ def huge_pages(tmp_path):
     """Mounts hugetlbfs with a file of 8 huge pages."""
     if os.geteuid() != 0:
         real.missing("root, for huge pages")
-    setting = Path("/proc/sys/vm/nr_hugepages")
-    before = setting.read_text()
-    setting.write_text("16")
     mount = tmp_path / "huge"
     mount.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "hugetlbfs", "none", mount], capture_output=True, text=True, check=False
-    )
-    try:
-        if done.returncode != 0 or int(setting.read_text()) < 16:
-            real.missing(f"a mount of hugetlbfs ({done.stderr.strip()})")
-        with (mount / "f").open("wb") as file:
-            file.truncate(8 * os.statvfs(mount).f_bsize)
-        yield mount / "f"
-    finally:
-        subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
-        setting.write_text(before)
+    with Path("/proc/sys/vm/nr_hugepages").open("r+") as setting:
+        # The pool belongs to the machine, where another run of the tests may need it, too.
+        fcntl.flock(setting, fcntl.LOCK_EX)
+        before = setting.read()
+        write_setting(setting, "16")
+        done = subprocess.run(
+            ["mount", "-t", "hugetlbfs", "none", mount], capture_output=True, text=True, check=False
+        )
+        try:
+            setting.seek(0)
+            if done.returncode != 0 or int(setting.read()) < 16:
+                real.missing(f"a mount of hugetlbfs ({done.stderr.strip()})")
+            with (mount / "f").open("wb") as file:
+                file.truncate(8 * os.statvfs(mount).f_bsize)
+            yield mount / "f"
+        finally:
+            subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
+            write_setting(setting, before)
+
+
+def write_setting(file, text):
+    file.seek(0)
+    file.write(text)
+    file.flush()
 
 
 @pytest.mark.parametrize("mode", ["shared", "private"])
