@@ -9,6 +9,7 @@
 //! | [`PyExporter`] of a view | a range of a mapping | keeps the mapping |
 //! | [`PyExporter`] of a view of a large tensor | a range of its mapping | keeps the mapping, and the program's writes to the tensor |
 //! | [`PyExporter`] of a tensor that was read | its memory, which its neighbours may share | keeps that memory |
+//! | [`PyExporter`] of a copy of a tensor | its memory | keeps that memory |
 //! | [`PyExporter`] of a batch | the batch's buffer | keeps it out of the pool |
 //! | `MappedFile` | its mapping, through a `PyExporter` made for each request | also keeps that mapping, unless a `memoryview` requested it |
 //! | `StagingBuffer` | its memory, through a `PyExporter` made for each request | counts the live exporters |
@@ -25,7 +26,8 @@ use pyo3::prelude::*;
 use crate::error::{Error, Result};
 use crate::fetch::buffers::Lease;
 use crate::mapped_file::{Opened, TensorView, View};
-use crate::os::memory::Uninit;
+use crate::os::memory::anonymous::HUGE_PAGE_BYTES;
+use crate::os::memory::{Placed, Uninit};
 use crate::streaming::engine::Landed;
 
 /// The memory of one export.
@@ -74,6 +76,11 @@ pub trait Exportable: Send + Sync {
     /// Returns whether dropping `self` frees memory. It is then dropped without the interpreter's lock, because
     /// unmapping can take long.
     fn is_last(&self) -> bool;
+
+    /// Returns whether the memory is a copy that nothing else uses.
+    fn is_copy(&self) -> bool {
+        false
+    }
 }
 
 /// A range of a mapping.
@@ -127,6 +134,22 @@ impl Exportable for (Landed, Access) {
     }
 }
 
+/// A copy of a tensor.
+impl Exportable for Placed {
+    fn export(&self, _py: Python<'_>, _requester: Requester) -> PyResult<Export> {
+        Ok(Export { address: self.as_ptr(), len: self.len(), access: Access::Writable, holder: None })
+    }
+
+    /// Freeing little memory is instant.
+    fn is_last(&self) -> bool {
+        self.len() >= HUGE_PAGE_BYTES
+    }
+
+    fn is_copy(&self) -> bool {
+        true
+    }
+}
+
 /// The base of every class with the buffer protocol.
 #[pyclass(name = "Exporter", module = "pagestream._native", subclass, frozen)]
 pub struct PyExporter {
@@ -150,6 +173,12 @@ impl Drop for PyExporter {
 
 #[pymethods]
 impl PyExporter {
+    /// Whether the memory is a copy of a file's bytes that nothing else uses.
+    #[getter]
+    fn is_copy(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.is_copy())
+    }
+
     /// # Safety
     /// CPython's contract: `request` is valid.
     unsafe fn __getbuffer__(
@@ -218,6 +247,21 @@ pub fn range_object<'py>(
 pub fn landed_object(py: Python<'_>, landed: Landed, writable: bool) -> PyResult<Bound<'_, PyExporter>> {
     let access = if writable { Access::Writable } else { Access::ReadOnly };
     Bound::new(py, PyExporter::new((landed, access)))
+}
+
+/// Creates such an object from a copy of `len` bytes, which begin at `offset` in their file. Its address is that of a
+/// view of them, modulo a cache line, if elements of `item_bytes` are aligned there.
+pub fn copied_object(
+    py: Python<'_>,
+    len: u64,
+    offset: u64,
+    item_bytes: u64,
+    fill: impl FnOnce(Uninit<'_>) -> PyResult<()>,
+) -> PyResult<Bound<'_, PyExporter>> {
+    let aligned = offset - offset.checked_rem(item_bytes).unwrap_or(0);
+    let mut copy = Placed::new(usize::try_from(len)?, aligned).map_err(Error::from)?;
+    fill(copy.memory())?;
+    Bound::new(py, PyExporter::new(copy))
 }
 
 /// Copies bytes of a tensor that was read, beginning at `start`. They must lie inside the tensor.

@@ -8,12 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use super::error::Raised;
-use super::export::{PyExporter, copy_landed, drop_detached, landed_object, range_object};
+use super::export::{PyExporter, copied_object, copy_landed, drop_detached, landed_object, range_object};
 use super::lead::FileLead;
 use super::warming_shard::WarmTensor;
-use super::writable::WritableBuffer;
+use super::writable::{WritableBuffer, fill_in_chunks};
 use crate::error::{Error, Result};
 use crate::mapped_file::Opened;
+use crate::os::memory::Uninit;
 use crate::slicing::{self, MAX_READERS, Selection};
 use crate::weights::header::Header;
 
@@ -60,12 +61,6 @@ impl Drop for PyStoredTensor {
     }
 }
 
-impl PyStoredTensor {
-    fn opened(&self) -> PyResult<&Opened> {
-        self.opened.as_deref().ok_or_else(|| PyValueError::new_err("gone"))
-    }
-}
-
 #[pymethods]
 impl PyStoredTensor {
     /// Returns a buffer over the elements of a contiguous selection, or None if none is possible. With `owned` it is
@@ -95,6 +90,15 @@ impl PyStoredTensor {
         range_object(py, self.opened()?, offset..offset + bytes, Some(&tensor), writable)
     }
 
+    /// Returns memory with a copy of the elements of a selection.
+    fn copied<'py>(&self, py: Python<'py>, selected: ByteSelection) -> PyResult<Bound<'py, PyExporter>> {
+        let selection = selected.checked(self.nbytes)?;
+        let offset = self.offset + selected.first;
+        copied_object(py, selection.result_bytes, offset, selected.item_bytes, |memory| {
+            self.read(py, selection, memory, 1)
+        })
+    }
+
     /// Copies the elements of a selection to a buffer of the same size. Up to `threads` threads copy a run of cached
     /// bytes.
     #[pyo3(signature = (selected, out, threads = 1))]
@@ -105,15 +109,32 @@ impl PyStoredTensor {
         out: &Bound<'_, PyAny>,
         threads: usize,
     ) -> PyResult<()> {
-        let opened = self.opened()?;
         let selection = selected.checked(self.nbytes)?;
         let mut out = WritableBuffer::of(out)?;
+        let memory = out.memory(usize::try_from(selection.result_bytes)?)?;
+        self.read(py, selection, memory, threads)
+    }
+}
+
+impl PyStoredTensor {
+    fn opened(&self) -> PyResult<&Opened> {
+        self.opened.as_deref().ok_or_else(|| PyValueError::new_err("gone"))
+    }
+
+    /// Copies the elements of a selection, from memory that `warm` has filled or from the file.
+    fn read(
+        &self,
+        py: Python<'_>,
+        selection: Selection,
+        mut memory: Uninit<'_>,
+        threads: usize,
+    ) -> PyResult<()> {
+        let opened = self.opened()?;
         let is_part = !selection.is_run() || selection.result_bytes < self.nbytes;
         let part = is_part.then_some(&selection);
         if let Some(WarmTensor::Landed(landed)) = self.lead.take_warm(py, self.offset, part)? {
-            return out.fill(py, landed.place.len, |start, chunk| copy_landed(&landed, start, chunk));
+            return fill_in_chunks(py, memory, |start, chunk| copy_landed(&landed, start, chunk));
         }
-        let mut memory = out.memory(usize::try_from(selection.result_bytes)?)?;
         let raised = Raised::default();
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
         let run = selection.run().map(|run| self.offset + run.start..self.offset + run.end);

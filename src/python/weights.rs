@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyDict, PyList, PyString, PyTuple};
@@ -16,12 +15,13 @@ use super::idle::IdleKey;
 use super::lead::FileLead;
 use super::names::list_of_names;
 use super::stored_tensor::PyStoredTensor;
-use super::writable::WritableBuffer;
+use super::writable::{self, WritableBuffer};
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::mapped_file::{
     LARGE_TENSOR_BYTES, MappedFile, Mode, RequestedMode, can_copy_from_mappings, page_cache,
 };
+use crate::os::memory::Uninit;
 use crate::weights::file::{self, WeightFile};
 use crate::weights::header::{MAX_HEADER_BYTES, TensorEntry};
 
@@ -146,30 +146,37 @@ impl PyWeightFile {
         export::range_object(py, &opened, 0..opened.size(), Some(&tensor), writable)
     }
 
-    /// Returns memory with a tensor's bytes: its own if it was read ahead, otherwise the mapping unless `owned`.
+    /// Returns memory with a tensor's bytes, and the offset at which they begin. It is the tensor's own if it was read
+    /// ahead; otherwise the mapping; or a copy, with `owned` or without a mapping.
     fn memory<'py>(
         &self,
         py: Python<'py>,
         entry: &TensorEntry<'_>,
         writable: bool,
         owned: bool,
-    ) -> PyResult<(Option<Bound<'py, PyExporter>>, u64)> {
+    ) -> PyResult<(Bound<'py, PyExporter>, u64)> {
         let opened = || self.weights.file.opened();
         let range = (entry.offset, entry.len);
-        match self.lead.follow(py, &self.weights.header, opened, range, None)? {
-            Some(landed) => Ok((Some(export::landed_object(py, landed, writable)?), 0)),
-            None if owned => Ok((None, 0)),
-            None => Ok((self.mapped(py, entry, writable)?, entry.offset)),
+        if let Some(landed) = self.lead.follow(py, &self.weights.header, opened, range, None)? {
+            return Ok((export::landed_object(py, landed, writable)?, 0));
         }
+        if !owned && let Some(mapped) = self.mapped(py, entry, writable)? {
+            return Ok((mapped, entry.offset));
+        }
+        let item_bytes = entry.dtype.size_bytes().unwrap_or(1) as u64;
+        let copy = export::copied_object(py, entry.len, entry.offset, item_bytes, |memory| {
+            self.fill(py, entry, memory)
+        })?;
+        Ok((copy, 0))
     }
 
     /// Copies a tensor's bytes.
-    fn fill(&self, py: Python<'_>, entry: &TensorEntry<'_>, memory: &mut WritableBuffer) -> PyResult<()> {
+    fn fill(&self, py: Python<'_>, entry: &TensorEntry<'_>, memory: Uninit<'_>) -> PyResult<()> {
         let &TensorEntry { offset, len, .. } = entry;
         let opened = self.weights.file.opened()?;
         opened.check_range(offset, len)?;
         let len = usize::try_from(len)?;
-        memory.fill(py, len, |start, chunk| {
+        writable::fill_in_chunks(py, memory, |start, chunk| {
             let end = start + chunk.len();
             opened.copy_into(offset + start as u64, chunk, can_copy_from_mappings())?;
             // One check after the last chunk: the kernel's attributes may be older than the first chunk.
@@ -298,8 +305,7 @@ impl PyWeightFile {
     }
 
     /// Returns `make(shape, types[dtype], buffer, offset)`, for example `numpy.ndarray(…)`. With `owned` the buffer is
-    /// never the mapping. Returns None if `types` lacks the type, if there is no mapping, if the tensor is misaligned,
-    /// or, with `owned`, if the type is not one of NumPy's own.
+    /// never the mapping. Returns None if `types` lacks the type, or if the tensor is misaligned.
     fn array<'py>(
         &self,
         py: Python<'py>,
@@ -314,32 +320,27 @@ impl PyWeightFile {
             return Ok(None);
         }
         let Some(dtype) = types.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
-        // NumPy exports no memory of foreign types.
-        if owned && dtype.getattr(intern!(py, "isbuiltin"))?.extract::<i32>()? != 1 {
-            return Ok(None);
-        }
         let shape = PyTuple::new(py, entry.shape)?;
-        match self.memory(py, &entry, writable, owned)? {
-            (Some(buffer), offset) => make.call1((shape, dtype, buffer, offset)).map(Some),
-            (None, _) if owned => {
-                let array = make.call1((shape, dtype))?;
-                self.fill(py, &entry, &mut WritableBuffer::of(&array)?)?;
-                Ok(Some(array))
-            }
-            (None, _) => Ok(None),
-        }
+        let (buffer, offset) = self.memory(py, &entry, writable, owned)?;
+        make.call1((shape, dtype, buffer, offset)).map(Some)
     }
 
-    /// Returns a buffer that holds a tensor's bytes, and the offset at which they begin. None if there is no mapping.
-    /// With `owned` the buffer is never the mapping.
+    /// Returns a buffer that holds a tensor's bytes, and the offset at which they begin. With `owned`, and if there is
+    /// no mapping, they are a copy.
     fn memory_of<'py>(
         &self,
         py: Python<'py>,
         name: &Bound<'_, PyString>,
         writable: bool,
         owned: bool,
-    ) -> PyResult<(Option<Bound<'py, PyExporter>>, u64)> {
+    ) -> PyResult<(Bound<'py, PyExporter>, u64)> {
         self.memory(py, &self.entry(name)?, writable, owned)
+    }
+
+    /// Copies a tensor's bytes to a buffer of exactly their size.
+    fn read_into(&self, py: Python<'_>, name: &Bound<'_, PyString>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let entry = self.entry(name)?;
+        self.fill(py, &entry, WritableBuffer::of(out)?.memory(usize::try_from(entry.len)?)?)
     }
 
     /// Returns a tensor that can be read in parts, even after this file is closed.
@@ -368,11 +369,6 @@ impl PyWeightFile {
     fn read_only_pages_reason(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let opened = self.weights.file.opened()?;
         Ok(py.detach(|| opened.read_only_pages_reason()))
-    }
-
-    /// Copies a tensor's bytes to a buffer of exactly their size.
-    fn read_into(&self, py: Python<'_>, name: &Bound<'_, PyString>, out: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.fill(py, &self.entry(name)?, &mut WritableBuffer::of(out)?)
     }
 
     /// Checks with the kernel's attributes that the file has not changed since it was opened.

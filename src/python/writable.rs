@@ -157,7 +157,8 @@ impl Drop for GivenMemory {
     }
 }
 
-fn fill_in_chunks<E: Send + Into<PyErr>>(
+/// Fills memory by `fill(start, chunk)`, detached from the interpreter. Checks for Ctrl-C between chunks.
+pub fn fill_in_chunks<E: Send + Into<PyErr>>(
     py: Python<'_>,
     memory: Uninit<'_>,
     fill: impl Fn(usize, Uninit<'_>) -> Result<(), E> + Sync,

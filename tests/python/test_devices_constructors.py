@@ -186,13 +186,15 @@ def test_deepspeed_itself(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("function", "mode", "name", "kind"),
-    [("empty", "read", "matrix", torch.float32), ("view", "auto", "bfloat16", torch.bfloat16)],
+    ("function", "name", "kind"),
+    [("empty", "floats", torch.float32), ("view", "bfloat16", torch.bfloat16)],
 )
-def test_a_mode_that_changes_tensors_is_named(path, function, mode, name, kind):
+def test_a_mode_that_changes_tensors_is_named(path, tmp_path, function, name, kind):
     """A tensor whose type or device differs from the header's is refused."""
+    if name == "floats":  # misaligned, and therefore copied to an empty tensor
+        path = odd_file(tmp_path / "odd.safetensors")
     told = f"'{name}' .*torch returned torch.float64 on cpu, not {kind} on cpu: a TorchFunctionMode"
-    with safe_open(path, "pt", mmap_mode=mode) as file:
+    with safe_open(path, "pt") as file:
         with Changes(function), pytest.raises(SafetensorError, match=told):
             file.get_tensor(name)
         assert file.get_tensor(name).dtype == kind

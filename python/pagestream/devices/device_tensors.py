@@ -69,6 +69,8 @@ class DeviceTensors(TorchTensors):
         device: The device.
     """
 
+    plain = None  # type: ignore[assignment]
+
     def __init__(self, device: torch.device, align: Align = "copy", **options: bool) -> None:
         """Keeps the device."""
         super().__init__(align, **{**options, "copies": True})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pagestream import _native
 from pagestream.errors import SafetensorError
 from pagestream.weights.arrays import NumpyArrays
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pagestream import _native
     from pagestream.weights.arrays import Align
     from pagestream.weights.indexing import Index
 
@@ -92,7 +92,7 @@ class IndependentArrays(NumpyArrays):
         if self.given.get(stored.name):
             return self._copying.part(stored, index)
         array = super().part(stored, index)
-        if array.flags.owndata:
+        if not isinstance(array.base, _native.Exporter) or array.base.is_copy:
             return array
         claim = object() if array.nbytes == stored.nbytes else False
         before = self.given.setdefault(stored.name, claim)

@@ -87,7 +87,7 @@ class Framework:
         shape: tuple[int, ...],
         nbytes: int,
         offset: int,
-        buffer: Buffer | None,
+        buffer: _native.Exporter | None,
         fill: Filler,
     ) -> Any:  # noqa: ANN401
         """Creates a tensor over a buffer, or a copy.
@@ -122,10 +122,10 @@ class Framework:
 
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
         """Creates a tensor of a file."""
-        if self.plain is not None and not (self.raw or self.copies or self.reads_nothing()):
+        if self.plain is not None and not (self.raw or self.reads_nothing()):
             make, types = self.plain
             try:
-                tensor = file.array(name, make, types, not self.read_only, False)  # noqa: FBT003
+                tensor = file.array(name, make, types, not self.read_only, self.copies)
                 if tensor is not None:
                     return tensor
             except (RuntimeError, ValueError):
@@ -143,10 +143,8 @@ class Framework:
         if self.reads_nothing():
             return self.empty(dtype, shape, facts.nbytes)
         buffer, first = file.memory_of(name, not self.read_only, self.copies)
-        # A mapping begins with the header, but memory from read-ahead begins with the tensor.
-        fill: Filler = partial(file.read_into, name)
-        if buffer is not None and first == 0:
-            fill = partial(_copy, buffer)
+        # A mapping begins with the header, but other memory begins with the tensor.
+        fill: Filler = partial(_copy, buffer) if first == 0 else partial(file.read_into, name)
         return self.build(dtype, shape, facts.nbytes, first, buffer, fill)
 
     def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
@@ -165,11 +163,11 @@ class Framework:
         nbytes = found.size * item_bytes
         if self.reads_nothing():
             return self.empty(dtype, found.shape, nbytes)
-        fill = reader(stored, found, item_bytes)
         buffer = None
         if nbytes:
-            buffer = stored.view(found.in_bytes(item_bytes), not self.read_only, self.copies)
-        return self.build(dtype, found.shape, nbytes, 0, buffer, fill)
+            selected = found.in_bytes(item_bytes)
+            buffer = stored.view(selected, not self.read_only, self.copies) or stored.copied(selected)
+        return self.build(dtype, found.shape, nbytes, 0, buffer, reader(stored, found, item_bytes))
 
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
         """Creates a part of a tensor whose elements are smaller than a byte."""
@@ -212,7 +210,7 @@ class NumpyArrays(Framework):
             array = _unpacked(dtype, shape, nbytes, fill)
         else:
             array = super().build(dtype, shape, nbytes, *place)
-        if self.read_only and buffer is not None:
+        if self.read_only and buffer is not None and not buffer.is_copy:
             array.flags.writeable = False  # also for a copy of a misaligned tensor
         return array
 

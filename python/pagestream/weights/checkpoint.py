@@ -236,11 +236,13 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         except errors.SliceError as error:
             raise indexing.of_tensor(error, stored.path, name) from error
         if out is None:
-            out = np.empty(part.shape, numpy_type)
-        elif not isinstance(out, np.ndarray):
+            if dtype in SUB_BYTE_BITS:
+                return self._arrays.sub_byte_part(stored, index)  # type: ignore[no-any-return]
+            return np.ndarray(part.shape, numpy_type, stored.copied(part.in_bytes(numpy_type.itemsize)))
+        if not isinstance(out, np.ndarray):
             message = f"out must be a NumPy array, not {type(out).__name__}"  # type: ignore[unreachable]
             raise TypeError(message)
-        elif ((out.shape, out.dtype) != (part.shape, numpy_type)) or not out.flags.c_contiguous:
+        if ((out.shape, out.dtype) != (part.shape, numpy_type)) or not out.flags.c_contiguous:
             what = repr(name) if index is ... else f"the part of {name!r}"
             found = f"{out.shape} and {out.dtype}{'' if out.flags.c_contiguous else ', not C-contiguous'}"
             message = f"{what} is of shape {part.shape} and type {numpy_type}; out is {found}"

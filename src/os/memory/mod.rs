@@ -11,11 +11,13 @@ pub mod map;
 mod page;
 pub mod page_table;
 pub mod parts;
+mod placed;
 pub mod residency;
 mod uninit;
 pub mod unmap;
 mod zeroed;
 
 pub use page::page_bytes;
+pub use placed::Placed;
 pub use uninit::{Uninit, UninitArray};
 pub use zeroed::zeroed;
