@@ -26,7 +26,6 @@ use pyo3::prelude::*;
 use crate::error::{Error, Result};
 use crate::fetch::buffers::Lease;
 use crate::mapped_file::{Opened, TensorView, View};
-use crate::os::memory::anonymous::HUGE_PAGE_BYTES;
 use crate::os::memory::{Placed, Uninit};
 use crate::streaming::engine::Landed;
 
@@ -140,9 +139,8 @@ impl Exportable for Placed {
         Ok(Export { address: self.as_ptr(), len: self.len(), access: Access::Writable, holder: None })
     }
 
-    /// Freeing little memory is instant.
     fn is_last(&self) -> bool {
-        self.len() >= HUGE_PAGE_BYTES
+        self.is_mapped()
     }
 
     fn is_copy(&self) -> bool {
@@ -259,8 +257,7 @@ pub fn copied_object(
     fill: impl FnOnce(Uninit<'_>) -> PyResult<()>,
 ) -> PyResult<Bound<'_, PyExporter>> {
     let aligned = offset - offset.checked_rem(item_bytes).unwrap_or(0);
-    let mut copy = Placed::new(usize::try_from(len)?, aligned).map_err(Error::from)?;
-    fill(copy.memory())?;
+    let copy = Placed::filled(usize::try_from(len)?, aligned, fill)?;
     Bound::new(py, PyExporter::new(copy))
 }
 

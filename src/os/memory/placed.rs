@@ -1,17 +1,27 @@
 //! Memory for a copy of a file's bytes, at an address like theirs.
 
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use super::anonymous::{Anonymous, HUGE_PAGE_BYTES, HugePages};
+use rustix::mm::{Advice, madvise};
+
+use super::anonymous::{Anonymous, HugePages};
+use super::page::page_bytes;
 use super::uninit::Uninit;
-use super::zeroed;
-use crate::allocate::OutOfMemory;
+use crate::allocate::{self, OutOfMemory};
 
 /// A mapping is page-aligned, so it puts each byte at its offset modulo this. It is the size of a cache line, and of the
 /// largest vector register.
 const CACHE_LINE_BYTES: usize = 64;
 
-/// Zeros at an address that equals an offset in a file, modulo [`CACHE_LINE_BYTES`].
+/// From this size on, glibc maps memory anew for each allocation, and unmaps it afterwards (`M_MMAP_THRESHOLD` in
+/// mallopt(3)). Below it, a program that copies one tensor after another reuses pages that are in memory already.
+const MAPPED_BYTES: usize = 32 << 20;
+
+/// From this size on, NumPy asks for huge pages (`_npy_alloc_cache` in its alloc.c).
+const LEAST_HUGE_BYTES: usize = 4 << 20;
+
+/// Memory at an address that equals an offset in a file, modulo [`CACHE_LINE_BYTES`].
 ///
 /// Libraries choose kernels by the alignment of their operands, so that alignment changes the order of additions and
 /// the last bits of a result. An example is oneMKL:
@@ -21,14 +31,14 @@ const CACHE_LINE_BYTES: usize = 64;
 pub struct Placed {
     start: NonNull<u8>,
     len: usize,
-    /// Nothing accesses the owner until it is dropped.
-    _owner: Owner,
+    /// Nothing accesses its memory by it.
+    owner: Owner,
 }
 
 #[derive(Debug)]
-#[expect(dead_code, reason = "they are only dropped")]
+#[expect(dead_code, reason = "the values are only dropped")]
 enum Owner {
-    Heap(Vec<u8>),
+    Heap(Vec<MaybeUninit<u8>>),
     Pages(Anonymous),
 }
 
@@ -38,14 +48,27 @@ unsafe impl Send for Placed {}
 unsafe impl Sync for Placed {}
 
 impl Placed {
-    /// Allocates `len` bytes for the bytes that begin at `offset` in their file.
-    pub fn new(len: usize, offset: u64) -> Result<Self, OutOfMemory> {
+    /// Allocates `len` bytes for the bytes that begin at `offset` in their file, and fills them.
+    pub fn filled<E: From<OutOfMemory>>(
+        len: usize,
+        offset: u64,
+        fill: impl FnOnce(Uninit<'_>) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let placed = Self::new(len, offset)?;
+        // SAFETY: `new` allocated `CACHE_LINE_BYTES - 1` bytes more than `len`, and `start` skips at most as many. No
+        // other code knows the address yet.
+        let memory = unsafe { std::slice::from_raw_parts_mut(placed.start.as_ptr().cast(), placed.len) };
+        fill(Uninit::spare(memory))?;
+        Ok(placed)
+    }
+
+    fn new(len: usize, offset: u64) -> Result<Self, OutOfMemory> {
         const PURPOSE: &str = "a copy of a tensor";
         let failed = OutOfMemory { bytes: len, purpose: PURPOSE };
         let most = len.checked_add(CACHE_LINE_BYTES - 1).ok_or(failed)?;
-        let (base, owner) = if len < HUGE_PAGE_BYTES {
-            let mut memory = zeroed(most, PURPOSE)?;
-            (memory.as_mut_ptr(), Owner::Heap(memory))
+        let (base, owner) = if len < MAPPED_BYTES {
+            let mut memory = allocate::vec::<MaybeUninit<u8>>(most, PURPOSE)?;
+            (memory.as_mut_ptr().cast::<u8>(), Owner::Heap(memory))
         } else {
             let memory = Anonymous::private(most, HugePages::Auto).map_err(|_| failed)?;
             (memory.as_ptr(), Owner::Pages(memory))
@@ -53,7 +76,14 @@ impl Placed {
         // Only the remainder counts, and 2^64 is a multiple of the cache line.
         let skipped = (offset as usize).wrapping_sub(base.addr()) % CACHE_LINE_BYTES;
         let start = NonNull::new(base.wrapping_add(skipped)).ok_or(failed)?;
-        Ok(Self { start, len, _owner: owner })
+        if (LEAST_HUGE_BYTES..MAPPED_BYTES).contains(&len) {
+            let before = start.as_ptr().align_offset(page_bytes());
+            let pages = start.as_ptr().wrapping_add(before).cast();
+            // SAFETY: the range lies in the memory allocated above, and the advice does not change its contents. Best
+            // effort: a kernel without huge pages answers EINVAL.
+            let _ = unsafe { madvise(pages, len - before, Advice::LinuxHugepage) };
+        }
+        Ok(Self { start, len, owner })
     }
 
     pub fn as_ptr(&self) -> *mut u8 {
@@ -64,10 +94,9 @@ impl Placed {
         self.len
     }
 
-    pub fn memory(&mut self) -> Uninit<'_> {
-        // SAFETY: `new` allocated `CACHE_LINE_BYTES - 1` bytes more than `len`, and `start` skips at most as many. The
-        // memory is initialised, and `self` borrows it exclusively.
-        Uninit::of(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
+    /// Returns whether dropping it unmaps memory, which may take long.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.owner, Owner::Pages(_))
     }
 }
 
@@ -77,15 +106,20 @@ mod tests {
 
     #[test]
     fn the_address_has_the_remainder_of_the_offset() {
-        for len in [0, 1, 63, 64, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1] {
+        const SIZES: [usize; 8] = [0, 1, 63, 64, 4096, LEAST_HUGE_BYTES, MAPPED_BYTES - 1, MAPPED_BYTES];
+        for len in SIZES {
             for offset in [0, 1, 8, 63, 64, 1000, u64::MAX] {
-                let mut placed = Placed::new(len, offset).expect("little memory");
+                let fill = |mut memory: Uninit<'_>| -> Result<(), OutOfMemory> {
+                    assert_eq!(memory.len(), len);
+                    memory.fill(7);
+                    Ok(())
+                };
+                let placed = Placed::filled(len, offset, fill).expect("little memory");
                 assert_eq!(placed.as_ptr().addr() % CACHE_LINE_BYTES, offset as usize % CACHE_LINE_BYTES);
-                assert_eq!((placed.len(), placed.memory().len()), (len, len));
-                placed.memory().fill(7);
-                // SAFETY: `new` allocated `len` bytes there, and `fill` has written them.
+                assert_eq!((placed.len(), placed.is_mapped()), (len, len == MAPPED_BYTES));
+                // SAFETY: `filled` allocated `len` bytes there, and the closure has written them.
                 let byte = |index| unsafe { placed.as_ptr().wrapping_add(index).read() };
-                assert!((0..len).all(|index| byte(index) == 7));
+                assert!((0..len).step_by(4093).chain(len.checked_sub(1)).all(|index| byte(index) == 7));
             }
         }
     }
@@ -93,7 +127,7 @@ mod tests {
     #[test]
     fn a_size_that_no_memory_has_is_an_error() {
         for len in [usize::MAX / 2, usize::MAX - 63, usize::MAX] {
-            let failed = Placed::new(len, 8).expect_err("too large");
+            let failed = Placed::filled(len, 8, |_| Ok::<_, OutOfMemory>(())).expect_err("too large");
             assert_eq!(failed.bytes, len);
         }
     }
