@@ -28,6 +28,7 @@ import nfs
 import opens
 import parallel_slices
 import passes
+import pressure
 import processes
 import rank_plans
 import ranks
@@ -50,6 +51,7 @@ MODULES = {
     "windows": windows,
     "latency": latency,
     "passes": passes,
+    "pressure": pressure,
     "mounts": mounts,
     "loads": loads,
     "local_loads": local_loads,
