@@ -61,11 +61,12 @@ def counted(program, library, folder, *arguments):
     return {what: (found["pagestream", what], found["reference", what]) for what in cases}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "arguments", "recorded"),
     [
         pytest.param("weights.py", ["np"], NUMPY, id="numpy"),
-        pytest.param("weights.py", ["pt"], TORCH, id="torch", marks=pytest.mark.slow),
+        pytest.param("weights.py", ["pt"], TORCH, id="torch"),
         pytest.param("tokens.py", [], TOKENS, id="tokens"),
     ],
 )
