@@ -85,7 +85,7 @@ def data_loaders(path: Path, batch_size: int, length: int) -> dict[str, Endless]
 class WriteOnly:
     """Two threads that only write the bytes of batches, half a batch each. ctypes releases the GIL.
 
-    They alternate between as many buffers as a loader has, so the caches help neither more.
+    They alternate between the same number of buffers as a loader. The caches then help both equally.
     """
 
     def __init__(self, batch_bytes: int, buffers: int) -> None:

@@ -140,7 +140,7 @@ impl Exportable for Placed {
     }
 
     fn is_last(&self) -> bool {
-        self.is_mapped()
+        self.is_large()
     }
 
     fn is_copy(&self) -> bool {

@@ -150,7 +150,7 @@ class Replacement:
             os.fsync(self._folders[-1])
 
     def _rename_in_turn(self, last: str) -> None:
-        """Renames several files, while no other writer does so. The last file describes the others.
+        """Renames several files, while no other writer does so. The last file is the index of the rest.
 
         Writers lock a separate file next to the target. Readers could hold a lock on the folder, or on the
         target, for as long as they like.

@@ -194,7 +194,7 @@ def _entered(
 
 
 def losses(findings: list[Finding]) -> list[str]:
-    """Returns a line for each figure in which another loader beats each of ours in the same case."""
+    """Returns a line for each case and figure where a rival is better than all of our loaders."""
     lines = []
     for case in dict.fromkeys(each.case for each in findings):
         right = [each for each in findings if each.case == case and each.outcome == "right"]
